@@ -18,7 +18,7 @@ from bundler.cli.bundles.extraction import extract
 from bundler.cli.bundles.inspection import inspect, verify
 from bundler.cli.bundles.signatures import key, sign
 from bundler.cli.bundles.tune import tune
-from bundler.cli.command import TALK_OPTIONS, Commands, example
+from bundler.cli.command import TALK_OPTIONS, group
 from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
 from bundler.cli.explain import explain
@@ -35,12 +35,13 @@ from bundler.cli.stores.top_command import top
 from bundler.cli.stores.transfer import pull, push, tags
 
 
-@click.group(
-    cls=Commands,
-    short_help="Compiled Triton kernels in one file, and back where the next process finds them.",
+@group(
+    "Compiled Triton kernels in one file, and back where the next process finds them.",
+    "demo",
+    "run -o model.tbundle -- python train.py",
+    "restore model.tbundle",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[*TALK_OPTIONS],
-    epilog=example("demo", "run -o model.tbundle -- python train.py", "restore model.tbundle"),
 )
 @click.version_option(bundler.__version__, "--version", message="triton-bundler %(version)s")
 def app() -> None:

@@ -255,16 +255,29 @@ class Commands(click.Group):
         """Remember whether `--json` was asked for, since an error may end the parsing before it is
         seen.
         """
-        ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
+        if ctx.parent is None:
+            ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; a usage error is an object, too, where `--json` was asked for."""
+        """Run a command; a usage error is an object, too, where `--json` was asked for, which a
+        group in a group leaves to the outer one.
+        """
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            if ctx.meta[_WANTS_JSON]:
+            if ctx.parent is None and ctx.meta[_WANTS_JSON]:
                 click.echo(
                     wording.to_json({"error": {"code": "usage", "message": error.format_message()}})
                 )
             raise
+
+
+def group(
+    short_help: str, *examples: str, name: str | None = None, **settings: Any
+) -> Callable[[Callable[[], None]], click.Group]:
+    """Make a group of commands of a function whose docstring is its help; arguments as for
+    `command`.
+    """
+    epilog = example(*examples)
+    return click.group(name, cls=Commands, short_help=short_help, epilog=epilog, **settings)

@@ -34,6 +34,7 @@ from bundler.cli.terminal import Column, Screen
 from bundler.errors import BundlerError, RecordingError, ToolchainMismatch
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import cleaned_up, os_errors, replace_content
+from bundler.format.entries import Kernel
 from bundler.project import install
 from bundler.toolchain import identity
 from bundler.toolchain.diagnostics import telling_line
@@ -233,17 +234,7 @@ class _Demo:
         compiled = {kernel_key(one["hash"]) for one in heard if not one["hit"]}
         compiled |= recorded - found.keys()
         total = len(recorded | found.keys() | compiled)
-        rows: list[dict[str, Any]] = []
-        for kernel in bundle.kernels:
-            seen, hit_ms = bundle.observed.kernels.get(kernel.key), found.get(kernel.key)
-            rows.append(
-                {
-                    **wording.kernel_facts(kernel),
-                    "binary_bytes": kernel.binary.size,
-                    "compile_ms": wording.milliseconds(seen.times_us) if seen is not None else None,
-                    "hit_ms": None if hit_ms is None else round(hit_ms, 3),
-                }
-            )
+        rows = [_facts(bundle, kernel, found.get(kernel.key)) for kernel in bundle.kernels]
         warps = [str(kernel.spec.num_warps) for kernel in bundle.kernels]
         self.screen.line()
         self.screen.table(COLUMNS, map(_cells, rows, warps))
@@ -296,6 +287,16 @@ class _Demo:
             self.screen.line(
                 f"deleted {self.bundle_path.name} and the restored directory; --keep-dir keeps them"
             )
+
+
+def _facts(bundle: Bundle, kernel: Kernel, hit_ms: float | None) -> dict[str, Any]:
+    seen = bundle.observed.kernels.get(kernel.key)
+    return {
+        **wording.kernel_facts(kernel),
+        "binary_bytes": kernel.binary.size,
+        "compile_ms": wording.milliseconds(seen.times_us) if seen is not None else None,
+        "hit_ms": None if hit_ms is None else round(hit_ms, 3),
+    }
 
 
 def _cells(row: dict[str, Any], warps: str) -> tuple[str, ...]:

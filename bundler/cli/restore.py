@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import click
 
@@ -113,8 +113,7 @@ def restore(
         return _restore(screen, source, choices | {"rekey": rekey})
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     bundle: Bundle
     name: str
     facts: dict[str, Any]
@@ -195,6 +194,7 @@ def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
 def _show_check(
     screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int
 ) -> None:
+    names, missing = wording.kernel_names(bundle), len({name for name, _ in report.missing})
     screen.facts(
         [
             *(("looked in", directory) for directory in report.directories),
@@ -202,10 +202,7 @@ def _show_check(
             ("signatures", report.signatures),
         ]
     )
-    screen.reasons("would be skipped", report.skipped, wording.kernel_names(bundle))
-    screen.reasons("missing", report.missing, wording.kernel_names(bundle))
-    missing = len({name for name, _ in report.missing})
-    screen.done(
-        f"{present:,} of {wording.count(total, 'kernel')} in place; "
-        + (f"{missing:,} to restore" if missing else "nothing to restore")
-    )
+    screen.reasons("would be skipped", report.skipped, names)
+    screen.reasons("missing", report.missing, names)
+    place = f"{present:,} of {wording.count(total, 'kernel')} in place"
+    screen.done(f"{place}; {f'{missing:,}' if missing else 'nothing'} to restore")

@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import click
-
 from bundler import config, settings_files
 from bundler.cli import wording
-from bundler.cli.command import command, example, flag
+from bundler.cli.command import command, flag, group
 from bundler.cli.terminal import Column, Screen
 from bundler.config import SettingOrigin
 
@@ -18,10 +16,11 @@ COLUMNS = (Column("setting"), Column("value", folds=True))
 ORIGIN = Column("from", folds=True)
 
 
-@click.group(
-    "config",
-    short_help="Say which settings hold, and where each comes from.",
-    epilog=example("config show", "config show --origin --json"),
+@group(
+    "Say which settings hold, and where each comes from.",
+    "config show",
+    "config show --origin --json",
+    name="config",
 )
 def config_command() -> None:
     """Look at the settings of triton-bundler.
@@ -44,23 +43,18 @@ def show(screen: Screen, origin: bool) -> None:
     """List what holds for each setting in this directory."""
     found = config.origins()
     config.settings()  # a wrong value is an error here as it would be where it counts
-    rows = [
-        (
-            settings_files.setting_key(one.setting.name),
-            _value(one),
-            *([one.origin] if origin else []),
-        )
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        value = _masked(one) or one.setting.default.replace("`", "")
+        origins = [one.origin] if origin else []
+        rows.append((settings_files.setting_key(one.setting.name), value, *origins))
     screen.table((*COLUMNS, ORIGIN) if origin else COLUMNS, rows)
     files = settings_files.candidates()
     for file in files:
-        if origin or file.passed_over:
-            screen.line(
-                f"passed over {file.path}: {file.passed_over}"
-                if file.passed_over
-                else f"read {file.path}"
-            )
+        if file.passed_over:
+            screen.line(f"passed over {file.path}: {file.passed_over}")
+        elif origin:
+            screen.line(f"read {file.path}")
     screen.finish(
         {
             "settings": {
@@ -74,10 +68,6 @@ def show(screen: Screen, origin: bool) -> None:
             "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
         }
     )
-
-
-def _value(one: SettingOrigin) -> str:
-    return _masked(one) or one.setting.default.replace("`", "")
 
 
 def _masked(one: SettingOrigin) -> str | None:

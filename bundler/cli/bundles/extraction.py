@@ -58,10 +58,9 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
 
 
 def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
-    for artifact in kernel.artifacts:
-        if artifact.kind == kind:
-            return artifact
-    kinds = [artifact.kind for artifact in kernel.artifacts]
+    kinds = {artifact.kind: artifact for artifact in reversed(kernel.artifacts)}
+    if kind in kinds:
+        return kinds[kind]
     shown = [*(name for name in KINDS_SHOWN if name in kinds), SASS]
     why = ""
     if kernel.artifacts == kernel.launch_set:
@@ -71,7 +70,7 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
         f" shown as {', '.join(shown)}",
         key=kernel.key,
         kind=kind,
-        kinds=kinds,
+        kinds=[artifact.kind for artifact in kernel.artifacts],
     )
 
 
@@ -97,7 +96,9 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     with open_bundle(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         files = {
-            _place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
+            artifact.filename
+            if len(kernels) == 1
+            else f"{kernel.key}/{artifact.filename}": artifact
             for kernel in kernels
             for artifact in kernel.artifacts
         }
@@ -127,10 +128,6 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
             "files": [os.path.join(output, name) for name in files],
         }
     )
-
-
-def _place(kernel: Kernel, filename: str, *, alone: bool) -> str:
-    return filename if alone else f"{kernel.key}/{filename}"
 
 
 def _check_absent(folder: Path, names: Iterable[str]) -> None:

@@ -17,18 +17,7 @@ import msgspec
 
 from bundler import config
 from bundler.cli import wording
-from bundler.cli.command import (
-    FINE,
-    PROBLEM,
-    Commands,
-    F,
-    command,
-    example,
-    flag,
-    option,
-    repeated,
-    to_seconds,
-)
+from bundler.cli.command import FINE, PROBLEM, F, command, flag, group, option, repeated, to_seconds
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import Untrusted
 from bundler.format.bundle import Bundle
@@ -98,15 +87,12 @@ def _folder(given: str | None) -> str:
     return given or config.signature_settings().keys
 
 
-@click.group(
-    cls=Commands,
-    short_help="Make a key to sign with; say whose signatures count, and for what.",
-    epilog=example(
-        "key new release.pem",
-        "key trust release.pub --name release --tag 'prod/*'",
-        "key list",
-        "key revoke release",
-    ),
+@group(
+    "Make a key to sign with; say whose signatures count, and for what.",
+    "key new release.pem",
+    "key trust release.pub --name release --tag 'prod/*'",
+    "key list",
+    "key revoke release",
 )
 def key() -> None:
     """Make a key to sign with, and say whose signatures count here, and for what.

@@ -30,16 +30,7 @@ from bundler.cli.bundles.tuning_sources import (
     records_to_import,
     winning_keys,
 )
-from bundler.cli.command import (
-    FINE,
-    PROBLEM,
-    Commands,
-    command,
-    example,
-    flag,
-    option,
-    output_option,
-)
+from bundler.cli.command import FINE, PROBLEM, command, flag, group, option, output_option
 from bundler.cli.pack import save
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import NotFound
@@ -148,14 +139,11 @@ CHANGES = (
 _NS_OF_US, _US_OF_S = 1e3, 1e6
 
 
-@click.group(
-    cls=Commands,
-    short_help="Look at what tuners chose, take it out, put it in, compare it.",
-    epilog=example(
-        "tune show model.tbundle",
-        "tune export model.tbundle -o winners.json",
-        "tune diff old.tbundle new.tbundle",
-    ),
+@group(
+    "Look at what tuners chose, take it out, put it in, compare it.",
+    "tune show model.tbundle",
+    "tune export model.tbundle -o winners.json",
+    "tune diff old.tbundle new.tbundle",
 )
 def tune() -> None:
     """Work with the records of tuners: which config is the fastest for a kernel, a size and a

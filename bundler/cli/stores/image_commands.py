@@ -14,18 +14,10 @@ import click
 import msgspec
 
 from bundler.cli import wording
-from bundler.cli.command import (
-    Commands,
-    command,
-    example,
-    option,
-    output_option,
-    signing_key_option,
-)
+from bundler.cli.command import command, group, option, output_option, signing_key_option
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
-from bundler.format.bundle import Bundle
 from bundler.images.bundle_sources import open_bundle_file
 from bundler.images.image_places import image_url, open_place
 from bundler.images.image_pull import pull_image
@@ -53,15 +45,12 @@ triton_option = option(
 )
 
 
-@click.group(
-    "oci",
-    cls=Commands,
-    short_help="Bundles in registries of containers.",
-    epilog=example(
-        "oci push model.tbundle oci://registry.example/team/kernels:llama3",
-        "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
-        "oci export model.tbundle images --tag llama3",
-    ),
+@group(
+    "Bundles in registries of containers.",
+    "oci push model.tbundle oci://registry.example/team/kernels:llama3",
+    "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
+    "oci export model.tbundle images --tag llama3",
+    name="oci",
 )
 def oci() -> None:
     """Put bundles into registries of containers and fetch them, also as the images that GKM and
@@ -140,13 +129,8 @@ def export(
             )
         row = add_to_snapshot(bundle, directory, tag)
         screen.done(f"wrote {row.file} to {directory}: {wording.size(row.size)}, {row.digest}")
-        screen.finish(
-            {
-                "directory": directory,
-                "url": f"{SCHEME}://{os.path.abspath(directory)}#{tag}",
-                **msgspec.to_builtins(row),
-            }
-        )
+        place = f"{SCHEME}://{os.path.abspath(directory)}#{tag}"
+        screen.finish({"directory": directory, "url": place, **msgspec.to_builtins(row)})
         return
     _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
 
@@ -188,20 +172,14 @@ def _directory_url(directory: str, tag: str) -> str:
 
 def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> None:
     # The file itself goes, with the signatures in it, wherever it came from.
-    with open_bundle_file(bundle) as (opened, path), screen.progress(_pushing(bundle, opened)):
-        report = push_image(path, url, **options)
-    _show(
-        screen,
-        report,
-        "sent",
-        wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there",
-    )
+    with open_bundle_file(bundle) as (opened, path):
+        size = wording.size(count_bytes(opened))
+        with screen.progress(f"pushing {bundle}, {size} of files"):
+            report = push_image(path, url, **options)
+    sent = wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there"
+    _show(screen, report, "sent", sent)
     screen.done(f"{report.image} is {report.manifest}")
     screen.finish(msgspec.to_builtins(report))
-
-
-def _pushing(name: str, bundle: Bundle) -> str:
-    return f"pushing {name}, {wording.size(count_bytes(bundle))} of files"
 
 
 def _pull(screen: Screen, url: str, output: str) -> None:
