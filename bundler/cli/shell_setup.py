@@ -111,10 +111,9 @@ def complete_files(command: click.Command) -> None:
     """
     for context in _contexts(command):
         for word in context.command.params:
-            if isinstance(word.type, click.types.StringParamType) and (
-                word.metavar in _FILES
-                or (isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS)
-            ):
+            named = isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS
+            text = isinstance(word.type, click.types.StringParamType)
+            if text and (named or word.metavar in _FILES):
                 word.type = click.Path()
 
 

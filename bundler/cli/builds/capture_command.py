@@ -127,7 +127,6 @@ def capture(
 class _Captured:
     """What one process left."""
 
-    target: Target
     status: int
     path: str
     report: dict[str, Any]
@@ -193,7 +192,7 @@ class _Program:
             )
         with open(report, encoding="utf-8") as file:
             status = SIGNAL_STATUS - code if code < 0 else code
-            return _Captured(target, status, os.path.join(own, BUNDLE), json.load(file))
+            return _Captured(status, os.path.join(own, BUNDLE), json.load(file))
 
 
 def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:

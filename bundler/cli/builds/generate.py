@@ -71,12 +71,10 @@ def generate_command(
     inputs: tuple[str, ...],
     targets: tuple[Target, ...],
     output: str | None,
-    dynamic: bool,
-    device: str | None,
-    name: str,
     show: bool,
     verify: bool,
     debug: bool,
+    **options: Any,
 ) -> None:
     """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
     the program.
@@ -93,9 +91,8 @@ def generate_command(
         check_output(output)
     aside = printing_aside(screen)
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
-        program = _generated(
-            function, inputs, targets, dynamic=dynamic, device=device, name=name, verify=verify
-        )
+        target = targets[0] if targets else Target("cuda", "90")
+        program = _generated(function, inputs, target, verify=verify, **options)
     if show and not screen.as_json:
         for kernel, source in program.sources.items():
             screen.line(kernel, style="bold")
@@ -144,15 +141,9 @@ def _user_mistakes(*, debug: bool) -> Iterator[None]:
 
 
 def _generated(
-    path: str,
-    inputs: Sequence[str],
-    targets: Sequence[Target],
-    *,
-    dynamic: bool,
-    device: str | None,
-    name: str,
-    verify: bool,
+    path: str, inputs: Sequence[str], target: Target, *, name: str, verify: bool, **traced: Any
 ) -> Program:
+    """Return the program of a function; `traced` is what `generate` is told of its tracing."""
     try:
         # It needs torch, and what comes with torch, which the other commands do without.
         from bundler.codegen.program import GenerateOptions, generate
@@ -164,16 +155,14 @@ def _generated(
     module_name, _, function_name = path.rpartition(":")
     if not module_name:
         raise click.UsageError(f"{path}: expected MODULE:FUNCTION, such as model.py:softmax")
-    module = module_import.load(
-        module_import.find(module_name), targets[0] if targets else Target("cuda", "90")
-    )
+    module = module_import.load(module_import.find(module_name), target)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise NotFound(f"{module_name} has no function {function_name!r}", name=function_name)
     made = random_example if verify else example_tensor
     values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
     options = GenerateOptions(name=name, verify=verify)
-    program = generate(function, values, dynamic=dynamic, device=device, options=options)
+    program = generate(function, values, options=options, **traced)
     if verify:
         if program.kernels and program.device == "cpu" and not program.is_interpreted:
             raise ConfigError(

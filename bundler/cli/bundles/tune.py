@@ -481,33 +481,22 @@ def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
 
 
 def _candidates(record: TuningRecord, tuning: Tuning) -> list[tuple[str, ...]]:
-    ordered = sorted(tuning.timings, key=lambda t: (t.time_ns is None, t.time_ns or 0))
-    return [
-        (
-            "*" if dict(t.config) == dict(record.config) else "",
-            describe(t.config),
-            _time(t.time_ns),
-            t.reason,
-        )
-        for t in ordered
-    ]
+    rows = []
+    for one in sorted(tuning.timings, key=lambda t: (t.time_ns is None, t.time_ns or 0)):
+        won = "*" if dict(one.config) == dict(record.config) else ""
+        rows.append((won, describe(one.config), _time(one.time_ns), one.reason))
+    return rows
 
 
 def _facts(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
     facts = {**table_entry(record, tuning), "id": id_of(record)}
     if tuning is None:
         return facts
-    candidates = [
-        {
-            "config": plain_config(t.config),
-            "key": t.key or None,
-            "time_ns": t.time_ns,
-            "low_ns": t.low_ns,
-            "high_ns": t.high_ns,
-            "reason": t.reason or None,
-        }
-        for t in tuning.timings
-    ]
+    candidates = []
+    for one in tuning.timings:
+        known = {"config": plain_config(one.config), "key": one.key or None}
+        times = {"time_ns": one.time_ns, "low_ns": one.low_ns, "high_ns": one.high_ns}
+        candidates.append({**known, **times, "reason": one.reason or None})
     return {
         **facts,
         "compile_s": tuning.compile_us / _US_OF_S,

@@ -230,10 +230,8 @@ def parsed(text: str) -> _Samples:
         except ValueError:
             continue
         if math.isfinite(value):
-            labels = {
-                one["name"]: _unescaped(one["value"])
-                for one in _LABEL.finditer(match["labels"] or "")
-            }
+            pairs = _LABEL.finditer(match["labels"] or "")
+            labels = {one["name"]: _unescaped(one["value"]) for one in pairs}
             found[match["name"], tuple(sorted(labels.items()))] = value
     return found
 
@@ -241,11 +239,8 @@ def parsed(text: str) -> _Samples:
 def total(samples: Mapping[tuple[str, Labels], float], name: str, **labels: str) -> float:
     """Return the sum of a metric, of all labels that agree with these; 0 where there is none."""
     wanted = labels.items()
-    return sum(
-        value
-        for (of, held), value in samples.items()
-        if of == name and wanted <= dict(held).items()
-    )
+    held = (pair for pair in samples.items() if pair[0][0] == name)
+    return sum(value for (_, own), value in held if wanted <= dict(own).items())
 
 
 def _unescaped(text: str) -> str:
