@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
-from bundler.cli.selection import HELP, chosen_kernels
+from bundler.cli.bundles.selection import HELP, chosen_kernels
+from bundler.cli.command import command, flag, option
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
@@ -32,7 +32,7 @@ KINDS_SHOWN = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn", SASS)
 _FILES_SHOWN = 6
 
 
-def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source: str) -> int:
+def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source: str) -> None:
     """Print the file of one kind of a kernel; `sass` is its device binary, disassembled.
 
     Raises:
@@ -42,64 +42,50 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
     """
     artifact = kernel.binary if kind == SASS else _of_kind(kernel, kind, source)
     data = bundle.read(artifact)
-    text = (
-        disassemble(data, kernel.target)
-        if kind == SASS
-        else data.decode("utf-8", "backslashreplace")
-    )
+    if kind == SASS:
+        text = disassemble(data, kernel.target)
+    else:
+        text = data.decode("utf-8", "backslashreplace")
     screen.text(text)
     screen.finish(
         {
-            "key": kernel.key,
-            "name": kernel.name,
-            "target": str(kernel.target),
+            **wording.kernel_facts(kernel),
             "kind": kind,
             "file": artifact.filename,
             "text": text,
         }
     )
-    return FINE
 
 
 def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
-    for artifact in kernel.artifacts:
-        if artifact.kind == kind:
-            return artifact
-    kinds = [artifact.kind for artifact in kernel.artifacts]
+    kinds = {artifact.kind: artifact for artifact in reversed(kernel.artifacts)}
+    if kind in kinds:
+        return kinds[kind]
     shown = [*(name for name in KINDS_SHOWN if name in kinds), SASS]
-    why = (
-        ""
-        if kernel.artifacts != kernel.launch_set
-        else "; it holds what a launch needs alone (--keep launch)"
-    )
+    why = ""
+    if kernel.artifacts == kernel.launch_set:
+        why = "; it holds what a launch needs alone (--keep launch)"
     raise NotFound(
         f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be"
         f" shown as {', '.join(shown)}",
         key=kernel.key,
         kind=kind,
-        kinds=kinds,
+        kinds=[artifact.kind for artifact in kernel.artifacts],
     )
 
 
-@click.command(
-    short_help="Take kernels' files out of a bundle.",
-    epilog=example(
-        "extract model.tbundle --kernel CZHLNR6H -o matmul",
-        "extract model.tbundle --kernel 'add*' -o kernels",
-    ),
+@command(
+    "Take kernels' files out of a bundle.",
+    "extract model.tbundle --kernel CZHLNR6H -o matmul",
+    "extract model.tbundle --kernel 'add*' -o kernels",
 )
 @click.argument("bundle")
-@click.option("--kernel", "wanted", required=True, metavar="K", help=HELP)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="DIR",
-    help="The directory to write into; made if it is not there.",
+@option("--kernel K", "wanted", HELP, required=True)
+@option(
+    "-o", "--output DIR", "The directory to write into; made if it is not there.", required=True
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@reports
-def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> int:
+@flag("--force", "Replace files that are there.")
+def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> None:
     """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by
     its key.
 
@@ -110,7 +96,9 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     with open_bundle(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         files = {
-            _place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
+            artifact.filename
+            if len(kernels) == 1
+            else f"{kernel.key}/{artifact.filename}": artifact
             for kernel in kernels
             for artifact in kernel.artifacts
         }
@@ -123,33 +111,23 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(opened.read(artifact))
                 bar.advance()
-    size = sum(artifact.size for artifact in files.values())
-    for name, artifact in list(files.items())[:_FILES_SHOWN]:
-        screen.line(f"{name}  {wording.size(artifact.size)}")
-    if len(files) > _FILES_SHOWN:
-        screen.line(
-            f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all"
-        )
-    screen.done(
-        f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to"
-        f" {output}: {wording.size(size)}"
+    screen.lines(
+        [f"{name}  {wording.size(artifact.size)}" for name, artifact in files.items()],
+        _FILES_SHOWN,
+        "more file",
     )
-    listed = [
-        {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels
-    ]
+    size = sum(artifact.size for artifact in files.values())
+    number = wording.count(len(files), "file")
+    of = wording.count(len(kernels), "kernel")
+    screen.done(f"wrote {number} of {of} to {output}: {wording.size(size)}")
     screen.finish(
         {
             "directory": output,
-            "kernels": listed,
+            "kernels": list(map(wording.kernel_facts, kernels)),
             "size_bytes": size,
             "files": [os.path.join(output, name) for name in files],
         }
     )
-    return FINE
-
-
-def _place(kernel: Kernel, filename: str, *, alone: bool) -> str:
-    return filename if alone else f"{kernel.key}/{filename}"
 
 
 def _check_absent(folder: Path, names: Iterable[str]) -> None:

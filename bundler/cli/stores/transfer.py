@@ -12,9 +12,17 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    command,
+    flag,
+    option,
+    output_option,
+    signing_key_option,
+)
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
-from bundler.cli.stores import existing_store, open_stores, store_option
+from bundler.cli.stores.store_options import existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.machine_store import Store
@@ -31,33 +39,23 @@ TAGS = (
 )
 
 
-@click.command(
-    short_help="Send a bundle to a store.",
-    epilog=example(
-        "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
-        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag"
-        " llama3/h200",
-    ),
+@command(
+    "Send a bundle to a store.",
+    "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
+    "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag"
+    " llama3/h200",
 )
 @click.argument("bundle")
 @store_option
-@click.option(
-    "--tag", required=True, metavar="T", help="What to call it there, such as llama3/h200."
-)
-@click.option(
+@option("--tag T", "What to call it there, such as llama3/h200.", required=True)
+@option(
     "--mode",
+    "If the tag is set: add to what it names, name this instead, or refuse.",
     type=click.Choice(MODES),
     default="merge",
-    show_default=True,
-    help="If the tag is set: add to what it names, name this instead, or refuse.",
 )
-@click.option("--allow-empty", is_flag=True, help="Also push a bundle with nothing in it.")
-@click.option(
-    "--key",
-    metavar="FILE",
-    help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
-)
-@reports
+@flag("--allow-empty", "Also push a bundle with nothing in it.")
+@signing_key_option
 def push(
     screen: Screen,
     bundle: str,
@@ -67,7 +65,7 @@ def push(
     *,
     allow_empty: bool,
     key: str | None,
-) -> int:
+) -> None:
     """Send BUNDLE to a store, and call it by a tag.
 
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
@@ -80,45 +78,19 @@ def push(
             f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})"
         )
         screen.finish({"bundle": bundle, "store": store.name, "tag": tag, **asdict(report)})
-    return FINE
 
 
 def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
+    units = wording.count(report.blobs_sent, "unit")
+    sent = f"{units}, {wording.size(report.bytes_sent)}"
+    present = wording.some(report.blobs_present, "unit")
+    others = ": other builds of what is kept once"
     screen.facts(
         [
-            (
-                "sent",
-                (
-                    f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}"
-                    if report.bytes_sent
-                    else "nothing, all of it was there"
-                ),
-            ),
-            (
-                "present",
-                (
-                    wording.count(report.blobs_present, "unit")
-                    if report.blobs_present and report.bytes_sent
-                    else ""
-                ),
-            ),
-            (
-                "repaired",
-                (
-                    f"{wording.count(report.repaired, 'unit')} that the store held damaged"
-                    if report.repaired
-                    else ""
-                ),
-            ),
-            (
-                "dropped",
-                (
-                    f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept"
-                    " once"
-                    if report.variants_dropped
-                    else ""
-                ),
-            ),
+            ("sent", sent if report.bytes_sent else "nothing, all of it was there"),
+            ("present", present if report.bytes_sent else ""),
+            ("repaired", wording.some(report.repaired, "unit", " that the store held damaged")),
+            ("dropped", wording.some(report.variants_dropped, "variant", others)),
             ("before", _before(report, mode)),
         ]
     )
@@ -132,15 +104,14 @@ def _before(report: PushReport, mode: PushMode) -> str:
     return "the same" if report.tag_before == report.tag_after else report.tag_before
 
 
-@click.command(
-    short_help="Fetch a bundle from a store.",
-    epilog=example("pull llama3/h200 -o model.tbundle --store file:///var/cache/kernels"),
+@command(
+    "Fetch a bundle from a store.",
+    "pull llama3/h200 -o model.tbundle --store file:///var/cache/kernels",
 )
 @click.argument("tag")
 @output_option
 @store_option
-@reports
-def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
+def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> None:
     """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG,
     or begins so.
     """
@@ -149,28 +120,17 @@ def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
         size = save(screen, bundle, output)
         show_contents(screen, bundle)
         screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-        screen.finish(
-            {
-                "store": store.name,
-                "tag": tag,
-                **contents(bundle),
-                "path": output,
-                "size_bytes": size,
-            }
-        )
-    return FINE
+        written = {"path": output, "size_bytes": size}
+        screen.finish({"store": store.name, "tag": tag, **contents(bundle), **written})
 
 
-@click.command(
-    short_help="List the tags of a store, or remove one.",
-    epilog=example(
-        "tags --store file:///var/cache/kernels",
-        "tags --store file:///var/cache/kernels --delete llama3/h200",
-    ),
+@command(
+    "List the tags of a store, or remove one.",
+    "tags --store file:///var/cache/kernels",
+    "tags --store file:///var/cache/kernels --delete llama3/h200",
 )
 @store_option
-@click.option("--delete", metavar="T", help="Remove this tag; what it named stays until prune.")
-@reports
+@option("--delete T", "Remove this tag; what it named stays until prune.")
 def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """List the tags of a store, and what they name.
 
@@ -178,7 +138,8 @@ def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """
     with existing_store(*urls) as store:
         if delete is not None:
-            return _delete(screen, store, delete)
+            _delete(screen, store, delete)
+            return FINE
         found = store.tags()
         if found:
             screen.table(TAGS, [_row(tag) for tag in found])
@@ -203,9 +164,8 @@ def _row(tag: TagInfo) -> tuple[str, ...]:
     )
 
 
-def _delete(screen: Screen, store: Store, tag: str) -> int:
+def _delete(screen: Screen, store: Store, tag: str) -> None:
     if not store.delete_tag(tag):
         raise unknown_tag(store.name, tag, store.near_tags(tag))
     screen.done(f"deleted tag {tag}; what it named stays until prune")
     screen.finish({"store": store.name, "deleted": tag})
-    return FINE

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundler.cli.selection import chosen
+from bundler.cli.bundles.selection import chosen
 from bundler.errors import ConfigError, FormatError
 from bundler.format import names
 from bundler.format.bundle import Bundle
@@ -107,11 +107,14 @@ def place(record: TuningRecord) -> tuple[str, str, str]:
     return record.kernel, parts.get("arguments", parts.get(FILE_PART, "")), parts.get("device", "")
 
 
-def _key_of(pair: Pair) -> str:
-    record, tuning = pair
+def winning_keys(record: TuningRecord, tuning: Tuning | None) -> list[str]:
+    """Return the keys of the kernels that were compiled for the winner."""
     timings = tuning.timings if tuning is not None else ()
-    won = (timing.key for timing in timings if dict(timing.config) == dict(record.config))
-    return next(won, dict(record.parts).get(KEY_PART, ""))
+    return [timing.key for timing in timings if dict(timing.config) == dict(record.config)]
+
+
+def _key_of(pair: Pair) -> str:
+    return next(iter(winning_keys(*pair)), dict(pair[0].parts).get(KEY_PART, ""))
 
 
 def _sorted(records: Iterable[Pair], files: Iterable[tuple[str, bytes]]) -> Winners:

@@ -28,6 +28,8 @@ _TITLES = {
     "hosts": "machine",
     "sources": "what tells of the source",
 }
+# What the rows of each table call what they list.
+_NAMES = {"paths": "path", "users": "name", "hosts": "name", "sources": "what"}
 # Names of users and machines that are no secret, and words of any text.
 _EVERYWHERE = {"root", "home", "user", "users", "localhost", "runner", "ubuntu", "admin", "test"}
 _SHORTEST_NAME = 3
@@ -48,12 +50,7 @@ def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dic
         how many files.
     """
     kernels = list(kernels)
-    tables: dict[str, dict[str, Counter[str]]] = {
-        "paths": {},
-        "users": {},
-        "hosts": {},
-        "sources": {},
-    }
+    tables: dict[str, dict[str, Counter[str]]] = {table: {} for table in _TITLES}
     placeholders: Counter[str] = Counter()
     searched: dict[str, list[tuple[str, str]]] = {}
     for kind, artifact in _artifacts(bundle, kernels, whole=whole):
@@ -63,10 +60,8 @@ def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dic
         _count(tables, kind, searched[artifact.digest])
     for kind, data in _beside_files(bundle, kernels, whole=whole):
         _count(tables, kind, _found(data))
-    names = {"paths": "path", "users": "name", "hosts": "name", "sources": "what"}
-    return {table: _rows(names[table], where) for table, where in tables.items()} | {
-        "placeholders": dict(sorted(placeholders.items()))
-    }
+    found = {table: _rows(_NAMES[table], where) for table, where in tables.items()}
+    return found | {"placeholders": dict(sorted(placeholders.items()))}
 
 
 def _found(data: bytes) -> list[tuple[str, str]]:
@@ -141,16 +136,11 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
     screen.line()
     for table, title in _TITLES.items():
         if leaks[table]:
-            columns = (
-                Column(title, folds=True),
-                Column("files", True),
-                Column("where", folds=True),
-            )
             screen.table(
-                columns,
+                (Column(title, folds=True), Column("files", True), Column("where", folds=True)),
                 [
                     (
-                        next(iter(leak.values())),
+                        leak[_NAMES[table]],
                         f"{leak['files']:,}",
                         ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()),
                     )

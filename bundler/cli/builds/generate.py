@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.builds.build import printing_aside
+from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.command import command, flag, option, repeated, targets_option
 from bundler.cli.pack import check_output, contents, save
-from bundler.cli.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
 from bundler.compile import module_import
 from bundler.config import without_registered_bundles
@@ -38,69 +37,45 @@ if TYPE_CHECKING:
 _INPUTS = "example_inputs"
 
 
-@click.command(
-    "generate",
-    short_help="Generate kernels of a PyTorch function, for GPUs that need not be here.",
-    epilog=example(
-        "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
-        "generate model.py:softmax --input float32[128,512] --show",
-    ),
+@command(
+    "Generate kernels of a PyTorch function, for GPUs that need not be here.",
+    "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
+    "generate model.py:softmax --input float32[128,512] --show",
+    name="generate",
 )
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option(
-    "--input",
+@repeated(
+    "--input TYPE[SIZES]",
     "inputs",
-    multiple=True,
-    metavar="TYPE[SIZES]",
-    help=(
-        f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
-        " module."
-    ),
+    f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
+    " module.",
 )
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    metavar="T",
-    callback=parse_targets,
-    help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
-)
-@click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
-@click.option("--dynamic", is_flag=True, help="Let sizes change from call to call.")
-@click.option(
-    "--device", metavar="D", help="Trace for the device D, such as cuda, which need not be here."
-)
-@click.option(
-    "--name",
+@targets_option()
+@option("-o", "--output FILE", "The bundle to write.")
+@flag("--dynamic", "Let sizes change from call to call.")
+@option("--device D", "Trace for the device D, such as cuda, which need not be here.")
+@option(
+    "--name N",
+    "What the program is called in the bundle; without it as the function is.",
     default="",
-    metavar="N",
-    help="What the program is called in the bundle; without it as the function is.",
 )
-@click.option("--show", is_flag=True, help="Print the generated kernels.")
-@click.option(
+@flag("--show", "Print the generated kernels.")
+@flag(
     "--verify",
-    is_flag=True,
-    help="Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
+    "Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
 )
-@click.option(
-    "--debug",
-    is_flag=True,
-    help="Where the function raises, print all of the traceback, and what torch logs.",
-)
-@reports
+@flag("--debug", "Where the function raises, print all of the traceback, and what torch logs.")
 def generate_command(
     screen: Screen,
     function: str,
     inputs: tuple[str, ...],
     targets: tuple[Target, ...],
     output: str | None,
-    dynamic: bool,
-    device: str | None,
-    name: str,
     show: bool,
     verify: bool,
     debug: bool,
-) -> int:
+    **options: Any,
+) -> None:
     """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
     the program.
 
@@ -114,14 +89,16 @@ def generate_command(
         raise click.UsageError("nothing to do: give --target and -o, --show, or --verify")
     if output is not None:
         check_output(output)
-    aside = contextlib.redirect_stdout(sys.stderr) if screen.as_json else contextlib.nullcontext()
+    aside = printing_aside(screen)
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
-        program = _generated(
-            function, inputs, targets, dynamic=dynamic, device=device, name=name, verify=verify
-        )
-    if show:
-        _show(screen, program)
-    _show_fallbacks(screen, program)
+        target = targets[0] if targets else Target("cuda", "90")
+        program = _generated(function, inputs, target, verify=verify, **options)
+    if show and not screen.as_json:
+        for kernel, source in program.sources.items():
+            screen.line(kernel, style="bold")
+            screen.text(source)
+    for fallback in program.fallbacks:
+        screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
     summaries = [summary_of(program.name, program.plan)]
     facts: dict[str, Any] = {
         "kernels": {kernel: made.digest for kernel, made in program.kernels.items()},
@@ -136,16 +113,13 @@ def generate_command(
         summaries = programs_of(bundle)
         size = save(screen, bundle, output)
         show_programs(screen, summaries)
-        screen.done(
-            f"wrote {output}: {wording.count(len(bundle.kernels), 'kernel')}, {wording.size(size)},"
-            f" {bundle.digest}"
-        )
+        number = wording.count(len(bundle.kernels), "kernel")
+        screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
         facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
     else:
         show_programs(screen, summaries)
     facts["program"] = program_facts(summaries[0])
     screen.finish(facts)
-    return FINE
 
 
 @contextlib.contextmanager
@@ -167,15 +141,9 @@ def _user_mistakes(*, debug: bool) -> Iterator[None]:
 
 
 def _generated(
-    path: str,
-    inputs: Sequence[str],
-    targets: Sequence[Target],
-    *,
-    dynamic: bool,
-    device: str | None,
-    name: str,
-    verify: bool,
+    path: str, inputs: Sequence[str], target: Target, *, name: str, verify: bool, **traced: Any
 ) -> Program:
+    """Return the program of a function; `traced` is what `generate` is told of its tracing."""
     try:
         # It needs torch, and what comes with torch, which the other commands do without.
         from bundler.codegen.program import GenerateOptions, generate
@@ -187,16 +155,14 @@ def _generated(
     module_name, _, function_name = path.rpartition(":")
     if not module_name:
         raise click.UsageError(f"{path}: expected MODULE:FUNCTION, such as model.py:softmax")
-    module = module_import.load(
-        module_import.find(module_name), targets[0] if targets else Target("cuda", "90")
-    )
+    module = module_import.load(module_import.find(module_name), target)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise NotFound(f"{module_name} has no function {function_name!r}", name=function_name)
     made = random_example if verify else example_tensor
     values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
     options = GenerateOptions(name=name, verify=verify)
-    program = generate(function, values, dynamic=dynamic, device=device, options=options)
+    program = generate(function, values, options=options, **traced)
     if verify:
         if program.kernels and program.device == "cpu" and not program.is_interpreted:
             raise ConfigError(
@@ -219,21 +185,8 @@ def _declared_inputs(module: Any, name: str) -> list[Any]:
     return list(declared())
 
 
-def _show(screen: Screen, program: Program) -> None:
-    if screen.as_json:
-        return
-    for kernel, source in program.sources.items():
-        screen.line(kernel, style="bold")
-        screen.text(source)
-
-
 def _show_verification(screen: Screen, found: Verification) -> None:
     beside = "eager torch and float64" if found.float64 else "eager torch"
     screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
     for name, reason in found.unchecked.items():
         screen.line(f"not compared: {name}: {reason}")
-
-
-def _show_fallbacks(screen: Screen, program: Program) -> None:
-    for fallback in program.fallbacks:
-        screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")

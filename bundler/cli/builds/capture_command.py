@@ -22,8 +22,15 @@ from typing import Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    command,
+    option,
+    output_option,
+    repeated,
+    targets_option,
+)
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.terminal import Screen
@@ -71,40 +78,24 @@ def _properties(
     return found
 
 
-@click.command(
-    "capture",
+@command(
+    "Compile what a program would launch, without a GPU.",
+    "capture -o warm.tbundle --target cuda:90 -- python warm_up.py --layers 2",
+    name="capture",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Compile what a program would launch, without a GPU.",
-    epilog=example("capture -o warm.tbundle --target cuda:90 -- python warm_up.py --layers 2"),
 )
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT..."
 )
 @output_option
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="T",
-    callback=parse_targets,
-    help="Capture for T, such as cuda:90 or hip:gfx942; repeat for several.",
-)
-@click.option(
-    "--property",
+@targets_option("Capture", required=True)
+@repeated(
+    "--property NAME=VALUE",
     "properties",
-    multiple=True,
-    metavar="NAME=VALUE",
+    "What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
     callback=_properties,
-    help="What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Compile N kernels at a time; without it, one a core.",
-)
-@reports
+@option("--jobs N", "Compile N kernels at a time; without it, one a core.", type=click.IntRange(1))
 def capture(
     screen: Screen,
     command: tuple[str, ...],
@@ -123,9 +114,8 @@ def capture(
     if a kernel could not be compiled or nothing was captured. With --json, what the program prints
     goes to standard error.
     """
-    people = (
-        screen if screen.as_json else replace(screen, out=screen.err)
-    )  # standard output is the program's
+    # Standard output is the program's.
+    people = screen if screen.as_json else replace(screen, out=screen.err)
     program = _Program.of(command)
     check_output(output)
     with tempfile.TemporaryDirectory(prefix="triton-bundler-capture-") as folder:
@@ -137,7 +127,6 @@ def capture(
 class _Captured:
     """What one process left."""
 
-    target: Target
     status: int
     path: str
     report: dict[str, Any]
@@ -159,8 +148,8 @@ class _Program:
         python, words = _interpreter(command)
         options: list[str] = []
         while words and words[0].startswith("-") and words[0] not in _KINDS and words[0] != "-":
-            options += words[: 2 if words[0] in _WITH_VALUE else 1]
-            words = words[len(words[: 2 if words[0] in _WITH_VALUE else 1]) :]
+            number = 2 if words[0] in _WITH_VALUE else 1
+            options, words = options + words[:number], words[number:]
         kind = _KINDS.get(words[0], "script") if words else "script"
         if kind != "script":
             words = words[1:]
@@ -187,27 +176,23 @@ class _Program:
         request = CaptureRequest(
             self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json
         )
-        environment = {**os.environ, "PYTHONPATH": _path()}
+        # With our package, where the program's Python would not find it otherwise.
+        paths = [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, request.to_text(), *self.arguments]
-        done = subprocess.run(
-            started,
-            env=environment,
-            stdout=sys.stderr.fileno() if screen.as_json else None,
-            check=False,
-        )
+        printed = sys.stderr.fileno() if screen.as_json else None
+        code = subprocess.run(started, env=environment, stdout=printed, check=False).returncode
         report = os.path.join(own, REPORT)
         if not os.path.isfile(report):
-            how = (
-                f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            )
+            how = f"signal {-code}" if code < 0 else f"status {code}"
             raise RecordingError(
                 f"{self.name} ended with {how} before what it had launched for {target} was"
                 " compiled"
             )
         with open(report, encoding="utf-8") as file:
-            status = SIGNAL_STATUS - done.returncode if done.returncode < 0 else done.returncode
-            return _Captured(target, status, os.path.join(own, BUNDLE), json.load(file))
+            status = SIGNAL_STATUS - code if code < 0 else code
+            return _Captured(status, os.path.join(own, BUNDLE), json.load(file))
 
 
 def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
@@ -250,15 +235,6 @@ def _check_modules(python: str, environment: Mapping[str, str]) -> None:
         )
 
 
-def _path() -> str:
-    """Return PYTHONPATH for the program: with our package, where its Python would not find it
-    otherwise.
-    """
-    return os.pathsep.join(
-        filter(None, [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()])
-    )
-
-
 def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
     """Merge and save what was captured, and say so; returns the exit status."""
     status = next((captured.status for captured in captures if captured.status), FINE)
@@ -294,12 +270,10 @@ def _tell(screen: Screen, captured: _Captured) -> None:
         ]
     )
     _tell_guesses(screen, report["guesses"])
-    screen.reasons(
-        "not answered",
-        [(name, "asked of Triton's driver, which has no answer") for name in report["unanswered"]],
-    )
-    screen.reasons("to know", [(name, note) for name, note in report["assumed"]])
-    screen.reasons("not compiled", [(name, why) for name, why in report["failures"]])
+    why = "asked of Triton's driver, which has no answer"
+    screen.reasons("not answered", [(name, why) for name in report["unanswered"]])
+    screen.reasons("to know", report["assumed"])
+    screen.reasons("not compiled", report["failures"])
     if captured.status:
         screen.warn(
             f"the program ended with status {captured.status}; what it had launched until then was"

@@ -224,20 +224,13 @@ def _rest(kernel: Kernel, one: KernelSpecialization) -> dict[str, str]:
         name: _text(value) for name, value in (one.options or {}).items() if name not in _COUNTED
     }
     for argument, hints in (one.attributes or {}).items():
-        items.update(
-            {
-                f"{argument} {name}": _text(value)
-                for name, value in hints.items()
-                if name != _DIVISIBILITY
-            }
-        )
+        for name, value in hints.items():
+            if name != _DIVISIBILITY:
+                items[f"{argument} {name}"] = _text(value)
     if kernel.parts is not None:
-        parts = (
-            (name, text)
-            for name, text in kernel.parts.parts
-            if not name.startswith(("option.", "source.constants"))
-        )
-        items.update({_PARTS.get(name, name): _digest(text) for name, text in parts})
+        for name, text in kernel.parts.parts:
+            if not name.startswith(("option.", "source.constants")):
+                items[_PARTS.get(name, name)] = _digest(text)
     return items
 
 
@@ -256,14 +249,15 @@ def _cut(text: str) -> str:
 
 
 def _items(items: Mapping[str, str], sign: str) -> str:
-    texts = [f"{name}{sign}{text}" for name, text in items.items()]
-    more = len(texts) - _ITEMS
-    return ", ".join(texts if more <= 0 else [*texts[:_ITEMS], f"… {more} more"])
+    return _first([f"{name}{sign}{text}" for name, text in items.items()])
 
 
 def _runs(kinds: Iterable[str]) -> str:
     """Return `*fp32:16 x3, i32`: equal neighbors once, with how many they are."""
     runs = [(kind, sum(1 for _ in same)) for kind, same in groupby(kinds)]
-    texts = [kind if number == 1 else f"{kind} x{number}" for kind, number in runs]
+    return _first([kind if number == 1 else f"{kind} x{number}" for kind, number in runs])
+
+
+def _first(texts: list[str]) -> str:
     more = len(texts) - _ITEMS
     return ", ".join(texts if more <= 0 else [*texts[:_ITEMS], f"… {more} more"])

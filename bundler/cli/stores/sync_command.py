@@ -11,37 +11,26 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
-from bundler.cli.stores import as_url, existing_store, open_stores
+from bundler.cli.command import FINE, PROBLEM, command, flag, repeated
+from bundler.cli.stores.store_options import as_url, existing_store, open_stores
 from bundler.cli.terminal import Screen
 from bundler.store.store_reports import SyncReport
 
 SHOWN = 20
 
 
-@click.command(
-    short_help="Bring one store to what another one has.",
-    epilog=example(
-        "sync redis://host:6379 file:///var/cache/kernels --dry-run",
-        "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
-    ),
+@command(
+    "Bring one store to what another one has.",
+    "sync redis://host:6379 file:///var/cache/kernels --dry-run",
+    "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
 )
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option(
-    "--tags",
-    "globs",
-    multiple=True,
-    metavar="GLOB",
-    help="Only tags that match; repeat it for more. Without it, all.",
+@repeated("--tags GLOB", "globs", "Only tags that match; repeat it for more. Without it, all.")
+@flag(
+    "--delete-tags", "Remove tags of DST that SRC does not have; what they named stays until prune."
 )
-@click.option(
-    "--delete-tags",
-    is_flag=True,
-    help="Remove tags of DST that SRC does not have; what they named stays until prune.",
-)
-@click.option("--dry-run", is_flag=True, help="Change nothing, only say what would be.")
-@reports
+@flag("--dry-run", "Change nothing, only say what would be.")
 def sync(
     screen: Screen,
     source: str,
@@ -69,47 +58,29 @@ def sync(
         for tag, reason in report.failed:
             screen.complain(f"tag {tag}: {reason}")
         done = len(report.moved) + len(report.kept)
-        number = wording.count(done, "tag")
+        verb = "would be" if dry_run else wording.plural(done, "is")
         screen.done(
-            f"{number} of {mirrored.name} {'would be' if dry_run else wording.plural(done, 'is')}"
-            f" as in {held.name} ({wording.duration(report.seconds)})"
+            f"{wording.count(done, 'tag')} of {mirrored.name} {verb} as in {held.name}"
+            f" ({wording.duration(report.seconds)})"
         )
-        screen.finish(
-            {
-                "source": held.name,
-                "target": mirrored.name,
-                "dry_run": dry_run,
-                "ok": not report.failed,
-                **asdict(report),
-            }
-        )
+        names = {"source": held.name, "target": mirrored.name}
+        told = {"dry_run": dry_run, "ok": not report.failed, **asdict(report)}
+        screen.finish(names | told)
     return PROBLEM if report.failed else FINE
 
 
 def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
     size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
     units = wording.count(report.units_moved, "unit")
-    there = "is" if dry_run else "was"
+    moved = f"nothing, all of it {'is' if dry_run else 'was'} there"
+    if report.moved:
+        moved = f"{_listed(report.moved)}: {units}{size}"
     screen.facts(
         [
-            (
-                "would move" if dry_run else "moved",
-                (
-                    f"{_listed(report.moved)}: {units}{size}"
-                    if report.moved
-                    else f"nothing, all of it {there} there"
-                ),
-            ),
+            ("would move" if dry_run else "moved", moved),
             ("would keep" if dry_run else "kept", _listed(report.kept)),
             ("would delete" if dry_run else "deleted", _listed(report.deleted)),
-            (
-                "present",
-                (
-                    wording.count(report.units_present, "unit")
-                    if report.units_present and report.moved
-                    else ""
-                ),
-            ),
+            ("present", wording.some(report.units_present, "unit") if report.moved else ""),
         ]
     )
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`open_stores`, `store_option`: stores for commands, named by `--store` or the environment, with
-the environment's settings for servers.
+the environment's settings for servers; `open_named`: a bundle by whatever a command takes for one.
 
 Every command that works on a store uses it.
 """
@@ -8,15 +8,20 @@ Every command that works on a store uses it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 import bundler
 from bundler import config
+from bundler.cli.command import repeated
 from bundler.errors import ConfigError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.machine_store import Store
+from bundler.store.store_layout import is_tag
 from bundler.store.store_urls import local_directory, store_url, with_settings
 
 STORE_METAVAR = "URL"
@@ -100,15 +105,11 @@ def stores_option(
     help_text: str = TIERS_HELP, callback: Callable[..., Any] | None = _some
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option `--store` of a command that works on a store, or on tiers of one."""
-    return click.option(
-        "--store", "urls", multiple=True, metavar=STORE_METAVAR, callback=callback, help=help_text
-    )
+    return repeated("--store", "urls", help_text, metavar=STORE_METAVAR, callback=callback)
 
 
 store_option = stores_option()
-one_store_option = click.option(
-    "--store", "url", multiple=True, callback=_one, metavar=STORE_METAVAR, help=ONE_STORE_HELP
-)
+one_store_option = repeated("--store", "url", ONE_STORE_HELP, callback=_one, metavar=STORE_METAVAR)
 
 
 def open_stores(*urls: str, read_only: bool = False) -> Store:
@@ -138,3 +139,29 @@ def existing_store(*urls: str, read_only: bool = False) -> Store:
             store=urls[-1],
         )
     return store
+
+
+@contextmanager
+def open_named(source: str, urls: Sequence[str]) -> Iterator[Bundle]:
+    """Open a bundle, what a directory holds, or what a tag names, until the block ends.
+
+    Args:
+        source: a path or a tag; what is there as a file goes first.
+        urls: of the store whose tags are meant; empty where there is none.
+
+    Raises:
+        NotFound: there is no such file, store or tag.
+        BundlerError: as `Bundle.load`, `pack` and `Store.pull`.
+    """
+    if os.path.isdir(source):
+        with bundler.pack(source) as packed:
+            yield packed
+    elif urls and not os.path.lexists(source) and is_tag(source):
+        with (
+            existing_store(*urls, read_only=True) as store,
+            store.pull(source, read_only=True) as one,
+        ):
+            yield one
+    else:
+        with open_bundle(source) as one:
+            yield one

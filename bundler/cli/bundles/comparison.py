@@ -16,10 +16,9 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.bundle_names import open_named
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports, strip_option
+from bundler.cli.command import FINE, PROBLEM, command, flag, output_option, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
-from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
+from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import MergeConflict
 from bundler.format.bundle import Bundle
@@ -42,19 +41,16 @@ CHANGES = (
 _FACTS = ("launch spec", "argument types", "key parts", "toolchain")
 
 
-@click.command(
-    short_help="Compare two bundles.",
-    epilog=example(
-        "diff old.tbundle new.tbundle",
-        "diff --exit-code old.tbundle new.tbundle",
-        "diff model.tbundle ~/.triton/cache",
-    ),
+@command(
+    "Compare two bundles.",
+    "diff old.tbundle new.tbundle",
+    "diff --exit-code old.tbundle new.tbundle",
+    "diff model.tbundle ~/.triton/cache",
 )
 @click.argument("first")
 @click.argument("second")
-@click.option("--exit-code", is_flag=True, help="Exit with status 1 when the bundles differ.")
+@flag("--exit-code", "Exit with status 1 when the bundles differ.")
 @stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
-@reports
 def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit_code: bool) -> int:
     """Say what the SECOND bundle has, lacks and has otherwise than the FIRST.
 
@@ -63,53 +59,63 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
     in which parts of its key it differs from the nearest of the same name in the FIRST.
     """
     with open_named(first, urls) as one, open_named(second, urls) as two:
-        difference = bundler.diff(one, two)
-        ours = {entry_name(entry): entry for entry in one.content.entries}
-        theirs = {entry_name(entry): entry for entry in two.content.entries}
-        reasons = _reasons(one, two, set(difference.added))
+        found = changed_entries(one, two)
+        same = count_entries(one) - sum(sign != "+" for sign, _, _ in found)
+        nearest_of = _nearest_of(one, two, {entry_name(e) for sign, e, _ in found if sign == "+"})
+    rows: list[tuple[str, Entry, list[str]]] = []
     # A directory does not hold what only a recording knows.
-    by_files = os.path.isdir(first) or os.path.isdir(second)
-    changed = {name: changes_of(ours[name], theirs[name]) for name in difference.changed}
-    if by_files:
-        changed = {
-            name: files for name, found in changed.items() if (files := _without_facts(found))
-        }
-    rows: list[tuple[str, Entry, list[str]]] = [
-        ("+", theirs[name], list(map(_said, reasons.get(name, ("", ()))[1])))
-        for name in difference.added
-    ]
-    rows += [("-", ours[name], []) for name in difference.removed]
-    rows += [("~", theirs[name], changes) for name, changes in changed.items()]
+    untold = _FACTS if os.path.isdir(first) or os.path.isdir(second) else ()
+    for sign, entry, changes in found:
+        told = [change for change in changes if change not in untold]
+        if sign == "+":
+            told = list(map(_said, nearest_of.get(entry_name(entry), ("", ()))[1]))
+        if sign == "~" and not told:
+            same += 1
+        else:
+            rows.append((sign, entry, told))
     rows.sort(key=lambda row: ("+-~".index(row[0]), _cells(row[1])))
     if rows:
         screen.table(
             CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows]
         )
         screen.line()
-    same = len(ours) - len(difference.removed) - len(changed)
-    screen.done(
-        f"{len(difference.added):,} added, {len(difference.removed):,} removed, {len(changed):,}"
-        f" changed, {same:,} the same"
-    )
-    listed = {
-        word: [
-            wording.entry_facts(entry)
-            | ({"changes": changes} if changes else {})
-            | _nearest_of(reasons, entry, sign)
-            for mark, entry, changes in rows
-            if mark == sign
-        ]
-        for word, sign in (("added", "+"), ("removed", "-"), ("changed", "~"))
-    }
+    listed: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
+    words = dict(zip("+-~", listed, strict=True))
+    for sign, entry, changes in rows:
+        facts = wording.entry_facts(entry) | ({"changes": changes} if changes else {})
+        if sign == "+" and entry_name(entry) in nearest_of:
+            key, differences = nearest_of[entry_name(entry)]
+            parts = [asdict(one) | {"part": one.part} for one in differences]
+            facts |= {"nearest": key, "differences": parts}
+        listed[words[sign]].append(facts)
+    counts = ", ".join(f"{len(entries):,} {word}" for word, entries in listed.items())
+    screen.done(f"{counts}, {same:,} the same")
     screen.finish({"same": same, **listed})
-    different = difference.added or difference.removed or changed
-    return PROBLEM if exit_code and different else FINE
+    return PROBLEM if exit_code and rows else FINE
 
 
-_Reasons = dict[str, tuple[str, tuple[Difference, ...]]]
+def changed_entries(one: Bundle, two: Bundle) -> list[tuple[str, Entry, list[str]]]:
+    """Return what the second bundle has (`+`), lacks (`-`) and has otherwise (`~`) than the first,
+    and of the last what changed.
+    """
+    difference = bundler.diff(one, two)
+    ours = {entry_name(entry): entry for entry in one.content.entries}
+    theirs = {entry_name(entry): entry for entry in two.content.entries}
+    return [
+        *(("+", theirs[name], []) for name in difference.added),
+        *(("-", ours[name], []) for name in difference.removed),
+        *(("~", theirs[name], _changes(ours[name], theirs[name])) for name in difference.changed),
+    ]
 
 
-def _reasons(one: Bundle, two: Bundle, added: Collection[str]) -> _Reasons:
+def count_entries(bundle: Bundle) -> int:
+    """Return how many entries a bundle has."""
+    return sum(1 for _ in bundle.content.entries)
+
+
+def _nearest_of(
+    one: Bundle, two: Bundle, added: Collection[str]
+) -> dict[str, tuple[str, tuple[Difference, ...]]]:
     """Return, of kernels that were added, the nearest of the first bundle and in what they differ
     from it.
     """
@@ -126,25 +132,13 @@ def _said(difference: Difference) -> str:
     return f"{difference.part}: {there} there, {here} here"
 
 
-def _nearest_of(reasons: _Reasons, entry: Entry, sign: str) -> dict[str, Any]:
-    if sign != "+" or entry_name(entry) not in reasons:
-        return {}
-    key, differences = reasons[entry_name(entry)]
-    rows = [asdict(one) | {"part": one.part} for one in differences]
-    return {"nearest": key, "differences": rows}
-
-
-def _without_facts(changes: Sequence[str]) -> list[str]:
-    return [change for change in changes if change not in _FACTS]
-
-
 def _cells(entry: Entry) -> tuple[str, str, str]:
     if isinstance(entry, Kernel):
         return entry.name, str(entry.target), wording.short_key(entry.key)
     return entry.path, entry_kind(entry), ""
 
 
-def changes_of(one: Entry, two: Entry) -> list[str]:
+def _changes(one: Entry, two: Entry) -> list[str]:
     """Return the files that differ, and the facts."""
     if entry_kind(one) != entry_kind(two):
         return [f"{entry_kind(one)} before, {entry_kind(two)} now"]
@@ -167,15 +161,11 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
     return changes or ["its platform"]
 
 
-@click.command(
-    short_help="Make one bundle of several.",
-    epilog=example("merge rank0.tbundle rank1.tbundle -o model.tbundle"),
-)
+@command("Make one bundle of several.", "merge rank0.tbundle rank1.tbundle -o model.tbundle")
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
 @strip_option
-@reports
-def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
+def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> None:
     """Write the union of BUNDLES, which may be one.
 
     Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
@@ -206,7 +196,6 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
             "sources": sources,
         }
     )
-    return FINE
 
 
 def _merged(opened: Sequence[Bundle], paths: Sequence[str]) -> Bundle:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
-from bundler.cli.quantities import to_bytes, to_grace, to_seconds
-from bundler.cli.stores import existing_store, one_store_option
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, to_bytes, to_grace, to_seconds
+from bundler.cli.stores.store_options import existing_store, one_store_option
 from bundler.cli.terminal import Screen
 from bundler.lifecycle.machine_store import Store
 from bundler.store import prune_choice
@@ -36,109 +36,62 @@ _FIXES = {
 }
 
 
-@click.command(
-    short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels")
-)
+@command("Say what a store holds.", "stats --store file:///var/cache/kernels")
 @one_store_option
-@reports
-def stats(screen: Screen, url: str) -> int:
+def stats(screen: Screen, url: str) -> None:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
         found = store.stats()
+        size = wording.size
+        shared = f"{found.dictionaries:,} ({size(found.dictionary_bytes)}), which units share"
+        alone = f"{found.records:,} ({size(found.record_bytes)}), published one by one"
+        by_key = f"found by key ({size(found.index_bytes)} say in which bundle)"
+        untagged = size(found.size_bytes - found.tagged_bytes)
         screen.facts(
             [
                 ("store", store.name),
                 ("tags", f"{found.tags:,}"),
-                (
-                    "bundles",
-                    f"{found.manifests:,} ({wording.size(found.manifest_bytes)} of manifests)",
-                ),
-                ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
-                (
-                    "dictionaries",
-                    (
-                        f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units"
-                        " share"
-                        if found.dictionaries
-                        else ""
-                    ),
-                ),
-                (
-                    "kernels",
-                    (
-                        f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in"
-                        " which bundle)"
-                    ),
-                ),
-                (
-                    "records",
-                    (
-                        f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one"
-                        if found.records
-                        else ""
-                    ),
-                ),
-                (
-                    "failures",
-                    f"{wording.count(found.failures, 'compile')} that failed"
-                    if found.failures
-                    else "",
-                ),
-                ("tagged", wording.size(found.tagged_bytes)),
+                ("bundles", f"{found.manifests:,} ({size(found.manifest_bytes)} of manifests)"),
+                ("units", f"{found.units:,} ({size(found.unit_bytes)})"),
+                ("dictionaries", shared if found.dictionaries else ""),
+                ("kernels", f"{found.kernels:,} {by_key}"),
+                ("records", alone if found.records else ""),
+                ("failures", wording.some(found.failures, "compile", " that failed")),
+                ("tagged", size(found.tagged_bytes)),
                 (
                     "untagged",
-                    (
-                        f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes"
-                        " once unused for a day, or --grace"
-                    ),
+                    f"{untagged}, which prune removes once unused for a day, or --grace",
                 ),
             ]
         )
         screen.finish({"store": store.name, **asdict(found)})
-    return FINE
 
 
-@click.command(
-    short_help="Remove what no tag reaches.",
-    epilog=example(
-        "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
-        "prune --store file:///var/cache/kernels --max-bytes 20GB",
-        "prune --store file:///var/cache/kernels --grace 10min",
-    ),
+@command(
+    "Remove what no tag reaches.",
+    "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
+    "prune --store file:///var/cache/kernels --max-bytes 20GB",
+    "prune --store file:///var/cache/kernels --grace 10min",
 )
 @one_store_option
-@click.option(
-    "--max-bytes",
+@option(
+    "--max-bytes SIZE",
+    "Stop when the store holds no more than this: 500MB, 2GiB.",
     callback=to_bytes,
-    metavar="SIZE",
-    help="Stop when the store holds no more than this: 500MB, 2GiB.",
 )
-@click.option(
-    "--older-than",
-    callback=to_seconds,
-    metavar="DURATION",
-    help="Only what was not used for so long: 36h, 7d.",
+@option(
+    "--older-than DURATION", "Only what was not used for so long: 36h, 7d.", callback=to_seconds
 )
-@click.option(
-    "--grace",
+@option(
+    "--grace DURATION",
+    "Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes"
+    " longer may lose units, and its kernels are compiled again; 0 is for a store that nobody"
+    " writes to at the moment.",
     callback=to_grace,
     default="24h",
-    show_default=True,
-    metavar="DURATION",
-    help=(
-        "Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes"
-        " longer may lose units, and its kernels are compiled again; 0 is for a store that nobody"
-        " writes to at the moment."
-    ),
 )
-@click.option(
-    "--keep-days",
-    type=click.FloatRange(0, 36_500),
-    metavar="N",
-    help="The same as --older-than Nd.",
-)
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
-@reports
+@option("--keep-days N", "The same as --older-than Nd.", type=click.FloatRange(0, 36_500))
+@flag("--dry-run", "Remove nothing, only say what would be.")
 def prune(
     screen: Screen,
     url: str,
@@ -191,10 +144,8 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
     what_holds = " and ".join(
         f"{_why(held.by, report.grace_s)} {_amount(held)}" for held in report.held
     )
-    stay, tagged = (
-        f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}",
-        report.tagged_bytes > max_bytes,
-    )
+    stay = f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}"
+    tagged = report.tagged_bytes > max_bytes
     fixes = [
         _FIXES[held.by]
         for held in report.held
@@ -231,32 +182,33 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
             screen.done(f"{store.name} is sound")
         else:
             _show_problems(screen, store, report, repair=repair)
-        _show_indexed(screen, report)
+        if report.indexed:
+            number = wording.count(report.indexed, "kernel")
+            screen.line(f"indexed {number}: found by key again")
         screen.finish({"store": store.name, "ok": report.sound, **asdict(report)})
     return FINE if report.sound else PROBLEM
 
 
 def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
-    found = [
-        wording.count(len(reasons), noun)
-        for reasons, noun in (
-            (report.damaged, "damaged object"),
-            (report.dangling, "incomplete bundle, tag or record"),
-        )
-        if reasons
-    ]
+    damaged = wording.some(len(report.damaged), "damaged object")
+    dangling = wording.some(len(report.dangling), "incomplete bundle, tag or record")
+    found = filter(None, [damaged, dangling])
     again = "push these bundles again"
     fix = again if repair or not report.damaged else f"verify --repair, then {again}"
     screen.complain(f"{store.name}: {', '.join(found)}; {fix}")
     tagged: dict[str, list[str]] = {}
     for tag in store.tags():
         tagged.setdefault(tag.digest or "", []).append(tag.name)
-    problems = [*report.damaged, *report.dangling]
-    for name, reason in problems[:PROBLEMS_SHOWN]:
-        called = f" ({', '.join(tagged[name])})" if name in tagged else ""
-        screen.line(f"  {name}{called}: {reason.removeprefix(f'{name}: ')}")
-    if len(problems) > PROBLEMS_SHOWN:
-        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
+    show_problems(
+        screen,
+        [
+            (
+                name + (f" ({', '.join(tagged[name])})" if name in tagged else ""),
+                reason.removeprefix(f"{name}: "),
+            )
+            for name, reason in (*report.damaged, *report.dangling)
+        ],
+    )
     if repair and report.removed:
         screen.done(
             f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends"
@@ -264,6 +216,6 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
         )
 
 
-def _show_indexed(screen: Screen, report: VerifyReport) -> None:
-    if report.indexed:
-        screen.line(f"indexed {wording.count(report.indexed, 'kernel')}: found by key again")
+def show_problems(screen: Screen, problems: Sequence[tuple[str, str]]) -> None:
+    """Print what is wrong, of much the first."""
+    screen.lines([f"  {name}: {reason}" for name, reason in problems], PROBLEMS_SHOWN)

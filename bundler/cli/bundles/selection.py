@@ -12,9 +12,8 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import click
-
 from bundler.cli import wording
+from bundler.cli.command import option
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Kernel
 from bundler.store.references import did_you_mean
@@ -24,7 +23,7 @@ NAMED = 6
 _NEAR = 3
 HELP = "Only these kernels: a name, a glob, or the beginning of a name or of one key."
 
-kernel_option = click.option("--kernel", "wanted", metavar="K", help=HELP)
+kernel_option = option("--kernel K", "wanted", HELP)
 
 
 def chosen(

@@ -17,8 +17,7 @@ import msgspec
 
 from bundler import config
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, Commands, F, example, reports
-from bundler.cli.quantities import to_seconds
+from bundler.cli.command import FINE, PROBLEM, F, command, flag, group, option, repeated, to_seconds
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import Untrusted
 from bundler.format.bundle import Bundle
@@ -40,45 +39,33 @@ COLUMNS = (
     Column("families", shrinks=True),
 )
 PUBLIC_SUFFIX = ".pub"
-folder_option = click.option(
-    "--keys",
+folder_option = option(
+    "--keys DIR",
     "folder",
-    metavar="DIR",
-    help=(
-        f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys."
-    ),
+    f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys.",
 )
 
 
 _SIGSTORE = {
-    "sigstore": (
-        "FILE",
-        (
-            "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the"
-            " file; offline."
-        ),
+    "--sigstore FILE": (
+        "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the file;"
+        " offline."
     ),
-    "trust_root": (
-        "FILE",
-        (
-            "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance"
-            " of Sigstore."
-        ),
+    "--trust-root FILE": (
+        "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance of"
+        " Sigstore."
     ),
-    "identity": (
-        "WHO",
-        "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow.",
+    "--identity WHO": (
+        "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow."
     ),
-    "issuer": ("URL", "Who has to have vouched for --identity."),
+    "--issuer URL": "Who has to have vouched for --identity.",
 }
 
 
 def sigstore_options(function: F) -> F:
     """Add the options of `verify` that are about Sigstore."""
-    for name, (metavar, text) in reversed(_SIGSTORE.items()):
-        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=text)(
-            function
-        )
+    for name, text in reversed(_SIGSTORE.items()):
+        function = option(name, text)(function)
     return function
 
 
@@ -87,7 +74,8 @@ def sigstore_asked(given: dict[str, str | None]) -> dict[str, str] | None:
     some of them.
     """
     asked = {name: text for name, text in given.items() if text is not None}
-    missing = [f"--{name.replace('_', '-')}" for name in _SIGSTORE if name not in asked]
+    names = [name.partition(" ")[0] for name in _SIGSTORE]
+    missing = [name for name in names if name[2:].replace("-", "_") not in asked]
     if asked and missing:
         raise click.UsageError(
             f"a signature of Sigstore counts for somebody: give {', '.join(missing)} too"
@@ -99,15 +87,12 @@ def _folder(given: str | None) -> str:
     return given or config.signature_settings().keys
 
 
-@click.group(
-    cls=Commands,
-    short_help="Make a key to sign with; say whose signatures count, and for what.",
-    epilog=example(
-        "key new release.pem",
-        "key trust release.pub --name release --tag 'prod/*'",
-        "key list",
-        "key revoke release",
-    ),
+@group(
+    "Make a key to sign with; say whose signatures count, and for what.",
+    "key new release.pem",
+    "key trust release.pub --name release --tag 'prod/*'",
+    "key list",
+    "key revoke release",
 )
 def key() -> None:
     """Make a key to sign with, and say whose signatures count here, and for what.
@@ -116,10 +101,9 @@ def key() -> None:
     """
 
 
-@key.command(short_help="Make a key.", epilog=example("key new release.pem"))
+@command("Make a key.", "key new release.pem", group=key)
 @click.argument("file")
-@reports
-def new(screen: Screen, file: str) -> int:
+def new(screen: Screen, file: str) -> None:
     """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes
     them. Nothing is overwritten.
     """
@@ -142,13 +126,11 @@ def new(screen: Screen, file: str) -> int:
     )
     screen.done(f"key {made.key_id}")
     screen.finish({"private": file, "public": public, "key_id": made.key_id})
-    return FINE
 
 
-@key.command("list", short_help="List whose signatures count.", epilog=example("key list"))
+@command("List whose signatures count.", "key list", name="list", group=key)
 @folder_option
-@reports
-def listed(screen: Screen, folder: str | None) -> int:
+def listed(screen: Screen, folder: str | None) -> None:
     """List the trusted keys, and what each may vouch for."""
     place = _folder(folder)
     keys = TrustedKeys.load(place).by_name
@@ -157,17 +139,11 @@ def listed(screen: Screen, folder: str | None) -> int:
         screen.line()
     screen.done(f"{wording.count(len(keys), 'trusted key')} in {place}")
     screen.finish({"keys": place, "trusted": [_told(name, one) for name, one in keys.items()]})
-    return FINE
 
 
 def _row(name: str, one: TrustedKey) -> tuple[str, ...]:
-    state = (
-        "revoked"
-        if one.revoked
-        else "expired"
-        if one.expires and time.time() >= one.expires
-        else "in force"
-    )
+    expired = one.expires and time.time() >= one.expires
+    state = "revoked" if one.revoked else "expired" if expired else "in force"
     return (
         name,
         one.key_id,
@@ -180,46 +156,29 @@ def _told(name: str, one: TrustedKey) -> dict[str, Any]:
     return {"name": name, "key_id": one.key_id, **msgspec.to_builtins(one)}
 
 
-@key.command(
-    short_help="Let somebody's signatures count.",
-    epilog=example("key trust release.pub --name release --tag 'prod/*' --trust kernels"),
+@command(
+    "Let somebody's signatures count.",
+    "key trust release.pub --name release --tag 'prod/*' --trust kernels",
+    group=key,
 )
 @click.argument("file")
-@click.option("--name", required=True, metavar="NAME", help="What to call the key here.")
-@click.option(
-    "--tag", "tags", multiple=True, metavar="GLOB", help="Tags that it may sign; without it, all."
-)
-@click.option(
-    "--target",
+@option("--name NAME", "What to call the key here.", required=True)
+@repeated("--tag GLOB", "tags", "Tags that it may sign; without it, all.")
+@repeated(
+    "--target GLOB",
     "targets",
-    multiple=True,
-    metavar="GLOB",
-    help="Targets that it may sign kernels for, such as cuda:*; without it, all.",
+    "Targets that it may sign kernels for, such as cuda:*; without it, all.",
 )
-@click.option(
-    "--family",
-    "families",
-    multiple=True,
-    metavar="GLOB",
-    help="Server caches that it may sign; without it, none.",
-)
-@click.option(
+@repeated("--family GLOB", "families", "Server caches that it may sign; without it, none.")
+@repeated(
     "--trust",
     "levels",
-    multiple=True,
+    "What it may vouch for; without it, kernels.",
     type=click.Choice(["kernels", "code"]),
-    help="What it may vouch for; without it, kernels.",
 )
-@click.option(
-    "--expires",
-    "expires_s",
-    callback=to_seconds,
-    metavar="DURATION",
-    help="For how long: 36h, 90d.",
-)
-@click.option("--comment", default="", metavar="TEXT", help="For people.")
+@option("--expires DURATION", "expires_s", "For how long: 36h, 90d.", callback=to_seconds)
+@option("--comment TEXT", "For people.", default="")
 @folder_option
-@reports
 def trust(
     screen: Screen,
     file: str,
@@ -231,7 +190,7 @@ def trust(
     expires_s: int | None,
     comment: str,
     folder: str | None,
-) -> int:
+) -> None:
     """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name
     is replaced.
     """
@@ -246,53 +205,36 @@ def trust(
     one = trust_public_file(place, name, file, scope, expires=expires, comment=comment)
     screen.done(f"key {one.key_id} is trusted as {name} in {place}")
     screen.finish({"keys": place, **_told(name, one)})
-    return FINE
 
 
-@key.command(short_help="Let a key count no more.", epilog=example("key revoke release"))
+@command("Let a key count no more.", "key revoke release", group=key)
 @click.argument("name")
 @folder_option
-@reports
-def revoke(screen: Screen, name: str, folder: str | None) -> int:
+def revoke(screen: Screen, name: str, folder: str | None) -> None:
     """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file
     stays, and says so.
     """
     path = revoke_key(_folder(folder), name, time.time())
     screen.done(f"key {name} is revoked: {path}")
     screen.finish({"name": name, "path": path})
-    return FINE
 
 
-@click.command(
-    short_help="Sign a bundle.",
-    epilog=example("sign model.tbundle --key release.pem --expires 90d"),
-)
+@command("Sign a bundle.", "sign model.tbundle --key release.pem --expires 90d")
 @click.argument("bundle")
-@click.option(
-    "--key", "key_file", required=True, metavar="FILE", help="The private key, of `key new`."
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Where the signed copy goes; without it, in place of BUNDLE.",
-)
-@click.option(
-    "--expires",
+@option("--key FILE", "key_file", "The private key, of `key new`.", required=True)
+@option("-o", "--output FILE", "Where the signed copy goes; without it, in place of BUNDLE.")
+@option(
+    "--expires DURATION",
     "expires_s",
+    "For how long the signature counts: 36h, 30d.",
     callback=to_seconds,
-    metavar="DURATION",
-    help="For how long the signature counts: 36h, 30d.",
 )
-@click.option(
+@option(
     "--trust",
+    "What is vouched for; without it, all that is in the bundle.",
     type=click.Choice(["kernels", "code"]),
-    help="What is vouched for; without it, all that is in the bundle.",
 )
-@click.option(
-    "--minisign", "beside", is_flag=True, help="Also write BUNDLE.minisig, which minisign checks."
-)
-@reports
+@flag("--minisign", "beside", "Also write BUNDLE.minisig, which minisign checks.")
 def sign(
     screen: Screen,
     bundle: str,
@@ -301,30 +243,23 @@ def sign(
     expires_s: int | None,
     trust: Any,
     beside: bool,
-) -> int:
+) -> None:
     """Verify BUNDLE and put a signature into it, beside those of other keys; its digest stays."""
     report = sign_file(
         bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside
     )
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
     screen.facts(
         [
             ("bundle", report.digest),
             ("key", report.key_id),
             ("for", ", ".join((report.trust, *report.targets, *report.families))),
-            (
-                "until",
-                (
-                    time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
-                    if report.expires
-                    else ""
-                ),
-            ),
+            ("until", until if report.expires else ""),
             ("minisign", report.minisign),
         ]
     )
     screen.done(f"signed {report.path}")
     screen.finish(msgspec.to_builtins(report))
-    return FINE
 
 
 def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str, Any], int]:
@@ -332,15 +267,12 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
     status.
     """
     judgement = judge_file(bundle, path)
+    told = {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}
     if judgement.good:
         screen.done(f"{path} is signed by {judgement.key}")
-    else:
-        screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
-    return {
-        "ok": judgement.good,
-        "key": judgement.key,
-        "reason": judgement.reason,
-    }, (FINE if judgement.good else PROBLEM)
+        return told, FINE
+    screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
+    return told, PROBLEM
 
 
 def tell_sigstore(
@@ -350,13 +282,8 @@ def tell_sigstore(
     and the exit status.
     """
     try:
-        report = verify_sigstore(
-            path,
-            asked["sigstore"],
-            trust_root=asked["trust_root"],
-            identity=asked["identity"],
-            issuer=asked["issuer"],
-        )
+        signature = asked.pop("sigstore")
+        report = verify_sigstore(path, signature, **asked)
         digest = hashlib.sha256()
         for chunk in bundle.signed.file_chunks():
             digest.update(chunk)

@@ -13,10 +13,9 @@ import click
 
 from bundler.backends.peers.peer_requests import ServingBounds
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, option, to_bytes, to_seconds
 from bundler.cli.interruption import asked_to_end
-from bundler.cli.quantities import to_bytes, to_seconds
-from bundler.cli.stores import as_url, with_environment
+from bundler.cli.stores.store_options import as_url, with_environment
 from bundler.cli.terminal import Screen
 from bundler.integrations.metrics_export import metrics_text
 from bundler.lifecycle.served_sources import served_source
@@ -25,45 +24,31 @@ from bundler.store.store_server import DRAIN_S, StoreServer, listen_address
 _BOUNDS = ServingBounds()
 
 
-@click.command(
-    short_help="Hand kernels on to other machines.",
-    epilog=example(
-        "serve --listen 0.0.0.0:8321 file:///var/cache/kernels",
-        "serve --listen 0.0.0.0:8321 model.tbundle ~/.triton/cache",
-    ),
+@command(
+    "Hand kernels on to other machines.",
+    "serve --listen 0.0.0.0:8321 file:///var/cache/kernels",
+    "serve --listen 0.0.0.0:8321 model.tbundle ~/.triton/cache",
 )
 @click.argument("sources", metavar="SOURCE…", nargs=-1, required=True)
-@click.option(
-    "--listen",
-    required=True,
-    metavar="HOST:PORT",
-    help="Where to listen; port 0 for one that is free.",
-)
-@click.option(
-    "--connections",
+@option("--listen HOST:PORT", "Where to listen; port 0 for one that is free.", required=True)
+@option(
+    "--connections N",
+    "Connections at once; more are refused, and come again.",
     type=click.IntRange(1, 10_000),
     default=_BOUNDS.connections,
-    show_default=True,
-    metavar="N",
-    help="Connections at once; more are refused, and come again.",
 )
-@click.option(
-    "--memory",
+@option(
+    "--memory SIZE",
+    "How much is kept in memory of what was read last.",
     callback=to_bytes,
     default="128MiB",
-    show_default=True,
-    metavar="SIZE",
-    help="How much is kept in memory of what was read last.",
 )
-@click.option(
-    "--drain",
+@option(
+    "--drain DURATION",
+    "After SIGTERM, wait so long for answers that are under way.",
     callback=to_seconds,
     default=f"{DRAIN_S:.0f}s",
-    show_default=True,
-    metavar="DURATION",
-    help="After SIGTERM, wait so long for answers that are under way.",
 )
-@reports
 def serve(
     screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int
 ) -> int:

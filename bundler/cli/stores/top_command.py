@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option
 from bundler.cli.interruption import asked_to_end
-from bundler.cli.live_sources import (
+from bundler.cli.stores.live_sources import (
     MetricsSource,
     SourceStatus,
     StoreSource,
@@ -32,29 +32,26 @@ from bundler.cli.terminal import Screen
 MOST_SOURCES = 64
 LEAST_INTERVAL_S, INTERVAL_S = 0.5, 2.0
 _AT_ONCE = 8
-_Source = MetricsSource | StoreSource
+# Two columns of rates stand beside what they are the rate of.
+_COUNTS = ("endpoint", "hits", "/s", "misses", "/s", "hit %")
+_PROCESSES = (*_COUNTS, "compiles", "seconds", "saved", "fetched", "breakers")
+_STORES = ("store", "size", "units", "records", "tags", "failures", "leases")
+_LEASES = ("kernel", "compiled by", "left", "store")
 
 
-@click.command(
-    short_help="Watch hits, misses, leases and store sizes.",
-    epilog=example(
-        "top http://127.0.0.1:9464/metrics file:///var/cache/kernels",
-        "top --once redis://kernel-cache:6379",
-    ),
+@command(
+    "Watch hits, misses, leases and store sizes.",
+    "top http://127.0.0.1:9464/metrics file:///var/cache/kernels",
+    "top --once redis://kernel-cache:6379",
 )
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
-@click.option(
-    "--interval",
+@option(
+    "--interval SECONDS",
+    "How often to look; what takes long is looked at less often.",
     type=click.FloatRange(LEAST_INTERVAL_S, 3600),
     default=INTERVAL_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look; what takes long is looked at less often.",
 )
-@click.option(
-    "--once", is_flag=True, help="Look once and end, as with --json and where no person watches."
-)
-@reports
+@flag("--once", "Look once and end, as with --json and where no person watches.")
 def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> int:
     """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a
     lease, what a store holds.
@@ -73,20 +70,16 @@ def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> i
     for status in statuses:
         for line in _lines(status):
             screen.line(line)
-    screen.finish(
-        {
-            "sources": [status.as_json() for status in statuses],
-            "ok": not any(status.error for status in statuses),
-        }
-    )
-    return PROBLEM if any(status.error for status in statuses) else FINE
+    fine = not any(status.error for status in statuses)
+    screen.finish({"sources": [status.as_json() for status in statuses], "ok": fine})
+    return FINE if fine else PROBLEM
 
 
 @contextlib.contextmanager
 def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[SourceStatus]]]:
     """Open the sources; yields what looks at all of them, several at a time."""
     with contextlib.ExitStack() as stack:
-        sources: list[_Source] = []
+        sources: list[MetricsSource | StoreSource] = []
         for url in urls:
             sources.append(open_source(url))
             stack.callback(sources[-1].close)
@@ -109,58 +102,38 @@ def _view(
     statuses: Sequence[SourceStatus], before: Sequence[SourceStatus], seconds: float
 ) -> Group:
     """Return what a terminal shows: processes, stores, leases, and what does not answer."""
-    processes, stores, leases = (
-        Table(title="processes"),
-        Table(title="stores"),
-        Table(title="leases"),
-    )
-    for table, columns in (
-        (
-            processes,
-            (
-                "endpoint",
-                "hits",
-                "/s",
-                "misses",
-                "/s",
-                "hit %",
-                "compiles",
-                "seconds",
-                "saved",
-                "fetched",
-                "breakers",
-            ),
-        ),
-        (stores, ("store", "size", "units", "records", "tags", "failures", "leases")),
-        (leases, ("kernel", "compiled by", "left", "store")),
-    ):
-        for place, column in enumerate(columns):
-            table.add_column(
-                column,
-                justify="left" if place == 0 or table is leases else "right",
-                overflow="ellipsis",
-                no_wrap=True,
-            )
+    processes: list[list[str]] = []
+    stores: list[list[str]] = []
+    leases: list[list[str]] = []
+    errors = []
     for status, last in zip(statuses, before, strict=True):
         if status.error:
-            continue
-        if status.kind == "metrics":
-            processes.add_row(*map(Text, _process_row(status, last, seconds)))
+            errors.append(Text(wording.plain(f"{status.url}: {status.error}"), style="red"))
+        elif status.kind == "metrics":
+            processes.append(_process_row(status, last, seconds))
         else:
-            stores.add_row(*map(Text, _store_row(status)))
+            stores.append(_store_row(status))
             for lease in status.leases:
                 left = wording.duration(lease.left_s) if lease.left_s is not None else ""
-                leases.add_row(
-                    *map(
-                        Text, map(wording.plain, (kernel_of(lease), lease.holder, left, status.url))
-                    )
-                )
-    errors = [
-        Text(wording.plain(f"{status.url}: {status.error}"), style="red")
-        for status in statuses
-        if status.error
-    ]
-    return Group(*(table for table in (processes, stores, leases) if table.row_count), *errors)
+                leases.append([kernel_of(lease), lease.holder, left, status.url])
+    tables = (
+        _table("processes", _PROCESSES, processes),
+        _table("stores", _STORES, stores),
+        _table("leases", _LEASES, leases),
+    )
+    return Group(*(table for table in tables if table.row_count), *errors)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title)
+    for place, column in enumerate(columns):
+        right = place > 0 and columns is not _LEASES
+        table.add_column(
+            column, justify="right" if right else "left", overflow="ellipsis", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*(Text(wording.plain(cell)) for cell in row))
+    return table
 
 
 def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> list[str]:
@@ -172,7 +145,7 @@ def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> li
 
     asked = numbers["hits"] + numbers["misses"]
     return [
-        wording.plain(status.url),
+        status.url,
         f"{numbers['hits']:,.0f}",
         rate("hits"),
         f"{numbers['misses']:,.0f}",
@@ -182,18 +155,14 @@ def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> li
         wording.duration(numbers["compile_seconds"]),
         wording.duration(numbers["seconds_saved"]),
         wording.size(int(numbers["bytes_fetched"])),
-        wording.plain(", ".join(status.breakers)),
+        ", ".join(status.breakers),
     ]
 
 
 def _store_row(status: SourceStatus) -> list[str]:
     counts = [f"{status.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
-    return [
-        wording.plain(status.url),
-        wording.size(int(status.numbers["bytes"])),
-        *counts,
-        str(len(status.leases)),
-    ]
+    size = wording.size(int(status.numbers["bytes"]))
+    return [status.url, size, *counts, str(len(status.leases))]
 
 
 def _lines(status: SourceStatus) -> Iterator[str]:

@@ -14,11 +14,10 @@ import click
 import msgspec
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, Commands, example, output_option, reports
+from bundler.cli.command import command, group, option, output_option, signing_key_option
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
-from bundler.format.bundle import Bundle
 from bundler.images.bundle_sources import open_bundle_file
 from bundler.images.image_places import image_url, open_place
 from bundler.images.image_pull import pull_image
@@ -29,44 +28,29 @@ from bundler.images.kernel_cache_images import DEFAULT_ROOT
 from bundler.images.model_snapshots import SCHEME, add_to_snapshot
 from bundler.store.error_translation import store_errors
 
-layout_option = click.option(
+layout_option = option(
     "--layout",
+    "The bundle's file as one blob; or an image that GKM and KServe mount, with media types of"
+    " OCI or of Docker.",
     type=click.Choice(["bundle", "mcv", "mcv-docker"]),
     default="bundle",
-    show_default=True,
-    help=(
-        "The bundle's file as one blob; or an image that GKM and KServe mount, with media types of"
-        " OCI or of Docker."
-    ),
 )
-key_option = click.option(
-    "--key",
-    metavar="FILE",
-    help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
-)
-root_option = click.option(
-    "--cache-root",
-    metavar="DIR",
+root_option = option(
+    "--cache-root DIR",
+    "With mcv: where the image is mounted; Triton's files name each other by absolute paths.",
     default=DEFAULT_ROOT,
-    show_default=True,
-    help="With mcv: where the image is mounted; Triton's files name each other by absolute paths.",
 )
-triton_option = click.option(
-    "--triton-dir",
-    metavar="DIR",
-    help="With mcv: where Triton is installed there; without it, where it is here.",
+triton_option = option(
+    "--triton-dir DIR", "With mcv: where Triton is installed there; without it, where it is here."
 )
 
 
-@click.group(
-    "oci",
-    cls=Commands,
-    short_help="Bundles in registries of containers.",
-    epilog=example(
-        "oci push model.tbundle oci://registry.example/team/kernels:llama3",
-        "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
-        "oci export model.tbundle images --tag llama3",
-    ),
+@group(
+    "Bundles in registries of containers.",
+    "oci push model.tbundle oci://registry.example/team/kernels:llama3",
+    "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
+    "oci export model.tbundle images --tag llama3",
+    name="oci",
 )
 def oci() -> None:
     """Put bundles into registries of containers and fetch them, also as the images that GKM and
@@ -76,72 +60,63 @@ def oci() -> None:
     """
 
 
-@oci.command(
-    short_help="Push a bundle to a registry.",
-    epilog=example(
-        "oci push model.tbundle oci://registry.example/team/kernels:llama3 --key release.pem",
-        "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root"
-        " /cache",
-    ),
+@command(
+    "Push a bundle to a registry.",
+    "oci push model.tbundle oci://registry.example/team/kernels:llama3 --key release.pem",
+    "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root"
+    " /cache",
+    group=oci,
 )
 @click.argument("bundle")
 @click.argument("url")
 @layout_option
-@key_option
+@signing_key_option
 @root_option
 @triton_option
-@reports
-def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
+def push(screen: Screen, bundle: str, url: str, **options: Any) -> None:
     """Push BUNDLE to the registry and tag of URL; the tag names it then, whatever it named
     before.
     """
-    return _push(screen, bundle, url, options)
+    _push(screen, bundle, url, options)
 
 
-@oci.command(
-    short_help="Fetch a bundle from a registry.",
-    epilog=example("oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle"),
+@command(
+    "Fetch a bundle from a registry.",
+    "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
+    group=oci,
 )
 @click.argument("url")
 @output_option
-@reports
-def pull(screen: Screen, url: str, output: str) -> int:
+def pull(screen: Screen, url: str, output: str) -> None:
     """Write the bundle of the image at URL to a file; one that MCV built becomes a bundle, too.
 
     Under TRITON_BUNDLER_SIGNATURES=require, an image that no trusted key vouches for is refused.
     """
-    return _pull(screen, url, output)
+    _pull(screen, url, output)
 
 
-@oci.command(
-    short_help="Write a bundle to a directory of images.",
-    epilog=example(
-        "oci export model.tbundle images --tag llama3",
-        "oci export model.tbundle model-repo --layout hf --tag llama3",
-    ),
+@command(
+    "Write a bundle to a directory of images.",
+    "oci export model.tbundle images --tag llama3",
+    "oci export model.tbundle model-repo --layout hf --tag llama3",
+    group=oci,
 )
 @click.argument("bundle")
 @click.argument("directory")
-@click.option(
-    "--tag", default="latest", show_default=True, metavar="T", help="What to call it there."
-)
-@click.option(
+@option("--tag T", "What to call it there.", default="latest")
+@option(
     "--layout",
+    "As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging"
+    " Face.",
     type=click.Choice(["bundle", "mcv", "mcv-docker", "hf"]),
     default="bundle",
-    show_default=True,
-    help=(
-        "As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging"
-        " Face."
-    ),
 )
-@key_option
+@signing_key_option
 @root_option
 @triton_option
-@reports
 def export(
     screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any
-) -> int:
+) -> None:
     """Write BUNDLE as an image into DIRECTORY, in the OCI image layout, beside those that are
     there.
 
@@ -154,40 +129,31 @@ def export(
             )
         row = add_to_snapshot(bundle, directory, tag)
         screen.done(f"wrote {row.file} to {directory}: {wording.size(row.size)}, {row.digest}")
-        screen.finish(
-            {
-                "directory": directory,
-                "url": f"{SCHEME}://{os.path.abspath(directory)}#{tag}",
-                **msgspec.to_builtins(row),
-            }
-        )
-        return FINE
-    return _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
+        place = f"{SCHEME}://{os.path.abspath(directory)}#{tag}"
+        screen.finish({"directory": directory, "url": place, **msgspec.to_builtins(row)})
+        return
+    _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
 
 
-@oci.command(
-    "import",
-    short_help="Read a bundle from a directory of images.",
-    epilog=example("oci import images --tag llama3 -o model.tbundle"),
+@command(
+    "Read a bundle from a directory of images.",
+    "oci import images --tag llama3 -o model.tbundle",
+    name="import",
+    group=oci,
 )
 @click.argument("directory")
-@click.option(
-    "--tag", default="latest", show_default=True, metavar="T", help="What it is called there."
-)
+@option("--tag T", "What it is called there.", default="latest")
 @output_option
-@reports
-def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
+def import_(screen: Screen, directory: str, tag: str, output: str) -> None:
     """Write the bundle of an image in DIRECTORY, which is in the OCI image layout, to a file."""
-    return _pull(screen, _directory_url(directory, tag), output)
+    _pull(screen, _directory_url(directory, tag), output)
 
 
-@oci.command(
-    short_help="List the tags of a repository.",
-    epilog=example("oci tags oci://registry.example/team/kernels"),
+@command(
+    "List the tags of a repository.", "oci tags oci://registry.example/team/kernels", group=oci
 )
 @click.argument("url")
-@reports
-def tags(screen: Screen, url: str) -> int:
+def tags(screen: Screen, url: str) -> None:
     """List the tags of the repository of URL, but for those that list signatures."""
     where = image_url(url)
     with open_place(where) as place, store_errors(where.shown):
@@ -196,7 +162,6 @@ def tags(screen: Screen, url: str) -> int:
         screen.line(tag)
     screen.done(wording.count(len(found), "tag"))
     screen.finish({"place": where.shown, "tags": found})
-    return FINE
 
 
 def _directory_url(directory: str, tag: str) -> str:
@@ -205,33 +170,25 @@ def _directory_url(directory: str, tag: str) -> str:
     return f"oci-dir:{os.path.abspath(directory)}:{tag}"
 
 
-def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> int:
+def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> None:
     # The file itself goes, with the signatures in it, wherever it came from.
-    with open_bundle_file(bundle) as (opened, path), screen.progress(_pushing(bundle, opened)):
-        report = push_image(path, url, **options)
-    _show(
-        screen,
-        report,
-        "sent",
-        wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there",
-    )
+    with open_bundle_file(bundle) as (opened, path):
+        size = wording.size(count_bytes(opened))
+        with screen.progress(f"pushing {bundle}, {size} of files"):
+            report = push_image(path, url, **options)
+    sent = wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there"
+    _show(screen, report, "sent", sent)
     screen.done(f"{report.image} is {report.manifest}")
     screen.finish(msgspec.to_builtins(report))
-    return FINE
 
 
-def _pushing(name: str, bundle: Bundle) -> str:
-    return f"pushing {name}, {wording.size(count_bytes(bundle))} of files"
-
-
-def _pull(screen: Screen, url: str, output: str) -> int:
+def _pull(screen: Screen, url: str, output: str) -> None:
     check_output(output)
     with screen.progress(f"pulling {image_url(url).full}"):
         report = pull_image(url, output)
     _show(screen, report, "fetched", wording.size(report.size_bytes))
     screen.done(f"wrote {output}: {wording.count(report.kernels, 'kernel')}, {report.digest}")
     screen.finish({"path": output, **msgspec.to_builtins(report)})
-    return FINE
 
 
 def _show(screen: Screen, report: ImageReport, verb: str, amount: str) -> None:

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, cast
 
 import click
 
 from bundler.cli import wording
-from bundler.cli.specializations import specialization_of, types
+from bundler.cli.bundles.specializations import specialization_of, types
 from bundler.cli.terminal import Bar, Screen
 from bundler.compile.build_plan import Plan
 from bundler.compile.compile_job import Job
@@ -101,8 +100,7 @@ def tell_missing(screen: Screen, missing: Sequence[Job], store: str) -> None:
         screen.line(f"nothing is missing in {store}")
         return
     screen.line(f"missing in {store}, compiled now: {wording.count(len(missing), 'kernel')}")
-    names = sorted(f"{job.name} for {job.target}" for job in missing)
-    _listed(screen, names)
+    screen.lines(sorted(f"  {job.name} for {job.target}" for job in missing), _NAMED)
 
 
 def _tell_completeness(
@@ -117,7 +115,8 @@ def _tell_completeness(
         )
     if found.unused:
         screen.line(f"built and never used: {wording.count(len(found.unused), 'kernel')}")
-        _listed(screen, [_described(built, kernel) for kernel in found.unused])
+        told = [f"  {_described(built, kernel)}" for kernel in found.unused]
+        screen.lines(told, _NAMED)
 
 
 def _described(bundle: Bundle, kernel: Kernel) -> str:
@@ -137,12 +136,7 @@ def _described(bundle: Bundle, kernel: Kernel) -> str:
 def _rows(bundle: Bundle, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     """Return kernels for `--json`."""
     return [
-        {
-            "key": kernel.key,
-            "name": kernel.name,
-            "target": str(kernel.target),
-            "specialization": _described(bundle, kernel),
-        }
+        wording.kernel_facts(kernel) | {"specialization": _described(bundle, kernel)}
         for kernel in kernels
     ]
 
@@ -170,44 +164,33 @@ def watching(bar: Bar) -> Callable[[Progress], None]:
     return watch
 
 
-@dataclass(frozen=True)
-class UseCheck:
-    """What `--complete` asks for.
+def compared_with_use(
+    screen: Screen, built: Bundle, path: str, *, exact: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Tell how a build fits a recording; returns that for `--json`, and why the build fails, None
+    where it does not.
 
-    Attributes:
-        recording: the file of the recording.
+    Args:
+        screen: where it is told.
+        built: what was built.
+        path: the file of the recording.
         exact: whether what was built and never used is a failure too.
     """
-
-    recording: str
-    exact: bool
-
-    def of(self, screen: Screen, built: Bundle) -> tuple[dict[str, Any], str | None]:
-        """Tell how a build fits the recording; returns that for `--json`, and why the build fails,
-        None where it does not.
-        """
-        with Bundle.load(self.recording) as recording:
-            found = compare_with_use(built, recording)
-            _tell_completeness(screen, found, recording, built)
-            facts = {
-                "recording": recording.digest,
-                "used": found.used,
-                "unbuilt": _rows(recording, found.unbuilt),
-                "unused": _rows(built, found.unused),
-            }
-        problems = []
-        if found.unbuilt:
-            problems.append(
-                f"{len(found.unbuilt):,} of {wording.count(found.used, 'kernel')} that"
-                f" {self.recording} used {'is' if len(found.unbuilt) == 1 else 'are'} not built"
-            )
-        if found.unused and self.exact:
-            problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")
-        return facts, "; ".join(problems) or None
-
-
-def _listed(screen: Screen, names: Sequence[str]) -> None:
-    for name in names[:_NAMED]:
-        screen.line(f"  {name}")
-    if len(names) > _NAMED:
-        screen.line(f"  … and {len(names) - _NAMED:,} more; --json lists all")
+    with Bundle.load(path) as recording:
+        found = compare_with_use(built, recording)
+        _tell_completeness(screen, found, recording, built)
+        facts = {
+            "recording": recording.digest,
+            "used": found.used,
+            "unbuilt": _rows(recording, found.unbuilt),
+            "unused": _rows(built, found.unused),
+        }
+    problems, number = [], len(found.unbuilt)
+    if number:
+        problems.append(
+            f"{number:,} of {wording.count(found.used, 'kernel')} that {path} used"
+            f" {wording.plural(number, 'is')} not built"
+        )
+    if found.unused and exact:
+        problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")
+    return facts, "; ".join(problems) or None

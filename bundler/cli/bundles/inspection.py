@@ -17,27 +17,33 @@ import click
 from msgspec.structs import asdict
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
-from bundler.cli.extraction import KINDS_SHOWN, show_text
-from bundler.cli.leak_search import find_leaks, show_leaks
-from bundler.cli.pack import count_files, counts
-from bundler.cli.program_facts import program_facts, show_programs
-from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
-from bundler.cli.signatures import sigstore_asked, sigstore_options, tell_signature, tell_sigstore
-from bundler.cli.specializations import (
+from bundler.cli.bundles.extraction import KINDS_SHOWN, show_text
+from bundler.cli.bundles.leak_search import find_leaks, show_leaks
+from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.bundles.selection import chosen_kernels, kernel_option, only_kernel
+from bundler.cli.bundles.signatures import (
+    sigstore_asked,
+    sigstore_options,
+    tell_signature,
+    tell_sigstore,
+)
+from bundler.cli.bundles.specializations import (
     KernelSpecialization,
     SpecializationRow,
     specialization_of,
     told,
     types,
 )
-from bundler.cli.store_upkeep import verify_store
-from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
+from bundler.cli.pack import count_files, counts
+from bundler.cli.stores.store_options import STORE_METAVAR, one_given_or_set, only_one
+from bundler.cli.stores.store_upkeep import show_problems, verify_store
 from bundler.cli.terminal import Column, Row, Screen
 from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular, os_errors
+from bundler.format.bundle_union import entry_name
 from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
@@ -65,7 +71,6 @@ KERNELS = (
 )
 # Where kernels are alike in all of the above.
 OTHER = Column("differs in", folds=True)
-PROBLEMS_SHOWN = 10
 _RESOURCES = (
     Column("name", folds=True),
     Column("target"),
@@ -84,34 +89,26 @@ _RESOURCES = (
 _UNKNOWN = "-"
 
 
-@click.command(
-    short_help="Show what is in a bundle.",
-    epilog=example(
-        "inspect model.tbundle",
-        "inspect model.tbundle --leaks --kernel 'matmul*'",
-        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
-        "inspect model.tbundle --resources",
-    ),
+@command(
+    "Show what is in a bundle.",
+    "inspect model.tbundle",
+    "inspect model.tbundle --leaks --kernel 'matmul*'",
+    "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+    "inspect model.tbundle --resources",
 )
 @click.argument("bundle")
-@click.option(
+@flag(
     "--leaks",
-    is_flag=True,
-    help=(
-        "List paths, names of users and machines, and traces of source that travel with the bundle."
-    ),
+    "List paths, names of users and machines, and traces of source that travel with the bundle.",
 )
 @kernel_option
-@click.option(
+@option(
     "--show",
     "kind",
+    "Print one kernel's text of this kind, and no more.",
     type=click.Choice(KINDS_SHOWN),
-    help="Print one kernel's text of this kind, and no more.",
 )
-@click.option(
-    "--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary."
-)
-@reports
+@flag("--resources", "List what each kernel takes of a GPU, read from its binary.")
 def inspect(
     screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool
 ) -> int:
@@ -121,21 +118,15 @@ def inspect(
     signature, *fp32:16 x3 stands for three pointers to fp32 whose addresses 16 divides. One kernel
     alone is shown with everything that is known of it.
     """
-    asked = [
-        name
-        for name, given in (
-            ("--leaks", leaks),
-            ("--show", kind is not None),
-            ("--resources", resources),
-        )
-        if given
-    ]
+    questions = {"--leaks": leaks, "--show": kind is not None, "--resources": resources}
+    asked = [name for name, given in questions.items() if given]
     if len(asked) > 1:
         raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
     with open_bundle_file(bundle) as (opened, path):
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
-            return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+            show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+            return FINE
         if resources:
             return _show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
@@ -195,9 +186,7 @@ def _kernel_facts(bundle: Bundle, kernel: Kernel, known: KernelSpecialization) -
     launch = sum(artifact.size for artifact in kernel.launch_set)
     facts = kernel.launch.facts
     return {
-        "key": kernel.key,
-        "name": kernel.name,
-        "target": str(kernel.target),
+        **wording.kernel_facts(kernel),
         "warps": kernel.spec.num_warps,
         **dataclasses.asdict(known),
         "shared_bytes": kernel.spec.shared_bytes,
@@ -227,56 +216,56 @@ def _show(
     asked for.
     """
     whole = programs is not None
+    hosts = [
+        ", ".join(f"{name} {value}" for name, value in pairs)
+        for pairs in bundle.observed.environments
+    ]
+    tuned = facts["counts"]["tuning_records"]
     screen.facts(
         [
             ("bundle", facts["path"]),
             ("digest", bundle.digest),
             ("format", facts["format"]),
             ("size", wording.size(facts["size_bytes"])),
-            *(
-                (("compiled by" if not number else ""), text)
-                for number, text in enumerate(_compilers(kernels))
-            ),
-            *(
-                (
-                    ("recorded on" if not number else ""),
-                    ", ".join(f"{name} {value}" for name, value in pairs),
-                )
-                for number, pairs in enumerate(bundle.observed.environments)
-            ),
-            *(
-                (
-                    "tuned",
-                    f"{wording.count(number, 'tuning record')}, which triton-bundler tune show lists",
-                )
-                for number in (facts["counts"]["tuning_records"],)
-                if number
+            *_under("compiled by", _compilers(kernels)),
+            *_under("recorded on", hosts),
+            (
+                "tuned",
+                wording.some(tuned, "tuning record", ", which triton-bundler tune show lists"),
             ),
         ]
     )
     screen.line()
     if kernels:
-        _show_kernels(screen, facts["kernels"], told(kernels, known))
+        rows = told(kernels, known)
+        table = [_row(kernel, cells) for kernel, cells in zip(facts["kernels"], rows, strict=True)]
+        # What differs in nothing else has a column more.
+        columns = (*KERNELS, OTHER) if any(cells.other for cells in rows) else KERNELS
+        screen.table(columns, [row[: len(columns)] for row in table])
+        screen.line()
         _show_one_or_hint(screen, facts["kernels"], known)
-    listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
     beside = [
-        ("program" if is_program_path(file["path"]) else kind, file)
-        for kind, file in listed
-        if not is_tree_path(file["path"])
+        ("program" if is_program_path(file["path"]) else kind, file["path"], file["size_bytes"])
+        for kind, name in _BESIDE
+        for file in facts[name]
+        if whole and not is_tree_path(file["path"])
     ]
     if beside:
-        rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table(
-            (Column("beside them"), Column("path", folds=True), Column("size", True)), rows
+            (Column("beside them"), Column("path", folds=True), Column("size", True)),
+            [(kind, path, wording.size(size)) for kind, path, size in beside],
         )
         screen.line()
     show_programs(screen, programs or ())
     for line in tree_lines(bundle) if whole else []:
         screen.line(line)
-    screen.done(
-        wording.count(len(kernels), "kernel")
-        + (f", {wording.count(len(beside), 'other file')}" if beside else "")
-    )
+    others = wording.some(len(beside), "other file")
+    screen.done(", ".join(filter(None, [wording.count(len(kernels), "kernel"), others])))
+
+
+def _under(name: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Return lines of which the first alone has the name."""
+    return [(name if not number else "", line) for number, line in enumerate(lines)]
 
 
 _BESIDE = (
@@ -284,17 +273,6 @@ _BESIDE = (
     ("helper library", "helpers"),
     ("opaque file", "opaque"),
 )
-
-
-def _show_kernels(
-    screen: Screen, kernels: list[dict[str, Any]], rows: list[SpecializationRow]
-) -> None:
-    table = [_row(kernel, cells) for kernel, cells in zip(kernels, rows, strict=True)]
-    others = any(cells.other for cells in rows)
-    screen.table(
-        (*KERNELS, OTHER) if others else KERNELS, [row if others else row[:-1] for row in table]
-    )
-    screen.line()
 
 
 def _show_one_or_hint(
@@ -306,19 +284,14 @@ def _show_one_or_hint(
     packed = sum(not kernel["facts"] for kernel in kernels)
     if len(kernels) == 1:
         (kernel,) = kernels
+        files = (f"{file['name']} {wording.size(file['size_bytes'])}" for file in kernel["files"])
         screen.facts(
             [
                 ("key", kernel["key"]),
                 ("constants", _listed(kernel["constants"], "=")),
                 ("signature", _listed(types(known[0]), ": ")),
                 ("options", _listed(kernel["options"], "=")),
-                (
-                    "files",
-                    ", ".join(
-                        f"{file['name']} {wording.size(file['size_bytes'])}"
-                        for file in kernel["files"]
-                    ),
-                ),
+                ("files", ", ".join(files)),
             ]
         )
         screen.line()
@@ -355,16 +328,12 @@ def _row(kernel: dict[str, Any], told: SpecializationRow) -> tuple[str, ...]:
 
 def _compilers(kernels: list[Kernel]) -> list[str]:
     """Return a line for each toolchain, the one of most kernels first."""
-    counts = Counter(kernel.toolchain for kernel in kernels)
-    lines = []
-    for toolchain, number in sorted(
-        counts.items(), key=lambda item: (-item[1], _compiler(item[0]))
-    ):
-        lines.append(
-            _compiler(toolchain)
-            + (f": {wording.count(number, 'kernel')}" if len(counts) > 1 else "")
-        )
-    return lines
+    counts = Counter(_compiler(kernel.toolchain) for kernel in kernels)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        f"{toolchain}: {wording.count(number, 'kernel')}" if len(counts) > 1 else toolchain
+        for toolchain, number in ordered
+    ]
 
 
 def _compiler(toolchain: Toolchain) -> str:
@@ -373,35 +342,17 @@ def _compiler(toolchain: Toolchain) -> str:
     return release + binary + (f", ptxas {toolchain.ptxas}" if toolchain.ptxas else "")
 
 
-@click.command(
-    short_help="Check every byte of a bundle or a store.",
-    epilog=example(
-        "verify model.tbundle",
-        "verify --signed model.tbundle",
-        "verify --store file:///var/cache/kernels --repair",
-    ),
+@command(
+    "Check every byte of a bundle or a store.",
+    "verify model.tbundle",
+    "verify --signed model.tbundle",
+    "verify --store file:///var/cache/kernels --repair",
 )
 @click.argument("bundle", required=False)
-@click.option(
-    "--store",
-    "url",
-    multiple=True,
-    callback=only_one,
-    metavar=STORE_METAVAR,
-    help="Check a store instead.",
-)
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Remove what is damaged in the store, so that the next push sends it again.",
-)
-@click.option(
-    "--signed",
-    is_flag=True,
-    help="Also ask for a signature of a trusted key; exit status 1 without one.",
-)
+@repeated("--store", "url", "Check a store instead.", callback=only_one, metavar=STORE_METAVAR)
+@flag("--repair", "Remove what is damaged in the store, so that the next push sends it again.")
+@flag("--signed", "Also ask for a signature of a trusted key; exit status 1 without one.")
 @sigstore_options
-@reports
 def verify(
     screen: Screen,
     bundle: str | None,
@@ -442,40 +393,32 @@ def _verify_bundle(
         open_bundle_file(bundle) as (opened, path),
         screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar,
     ):
-        damage = _damage(opened)
-        problems = [*damage]
+        problems = dict.fromkeys(_damage(opened))
         for kernel in opened.kernels:
             bar.advance()
             problem = _metadata_problem(opened, kernel)
-            problems += (
-                [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
-            )
-        checked = {
-            "kernels": len(opened.kernels),
-            "files": count_files(opened),
-            "bytes": sum(n for _, n in opened.content.blobs),
-        }
+            if problem is not None:
+                problems[kernel.key, problem] = None
+        files, kernels = count_files(opened), len(opened.kernels)
+        size = sum(n for _, n in opened.content.blobs)
         digest, names = opened.digest, wording.kernel_names(opened)
-        told, status = tell_signature(screen, opened, path) if signed else ({}, FINE)
-        by_sigstore, worse = (
-            tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
-        )
-        status = max(status, worse)
+        more: dict[str, Any] = {}
+        status = FINE
+        if signed:
+            more["signed"], status = tell_signature(screen, opened, path)
+        if sigstore:
+            more["sigstore"], worse = tell_sigstore(screen, opened, path, sigstore)
+            status = max(status, worse)
     if problems:
-        first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(
             f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch"
             " it again"
         )
-        for name, reason in first:
-            screen.line(f"  {names.get(name, name)}: {reason}")
-        if len(problems) > len(first):
-            screen.line(f"  … and {len(problems) - len(first)} more; --json lists all")
+        show_problems(screen, [(names.get(name, name), reason) for name, reason in problems])
     else:
         screen.line(
-            f"checked the digests of {wording.count(checked['files'], 'file')}"
-            f" ({wording.size(checked['bytes'])}), the metadata of"
-            f" {wording.count(checked['kernels'], 'kernel')}, and the container"
+            f"checked the digests of {wording.count(files, 'file')} ({wording.size(size)}), the"
+            f" metadata of {wording.count(kernels, 'kernel')}, and the container"
         )
         screen.done(f"{bundle} is sound: {digest}")
     screen.finish(
@@ -483,10 +426,9 @@ def _verify_bundle(
             "path": bundle,
             "ok": not problems and status == FINE,
             "digest": digest,
-            "checked": checked,
+            "checked": {"kernels": kernels, "files": files, "bytes": size},
             "problems": [{"name": name, "reason": reason} for name, reason in problems],
-            **({"signed": told} if signed else {}),
-            **({"sigstore": by_sigstore} if sigstore else {}),
+            **more,
         }
     )
     return PROBLEM if problems else status
@@ -499,16 +441,14 @@ def _damage(bundle: Bundle) -> list[tuple[str, str]]:
     try:
         bundle.verify()
     except (FormatError, DigestMismatch) as error:
-        unreadable = []
+        unreadable: dict[tuple[str, str], None] = {}
         for entry in bundle.content.entries:
             for artifact in entry_artifacts(entry):
                 try:
                     bundle.read(artifact)
                 except BundlerError as problem:
-                    unreadable.append(
-                        (entry.key if isinstance(entry, Kernel) else entry.path, problem.message)
-                    )
-        return list(dict.fromkeys(unreadable)) or [("container", error.message)]
+                    unreadable[entry_name(entry), problem.message] = None
+        return list(unreadable) or [("container", error.message)]
     return []
 
 
@@ -539,60 +479,48 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
     """Print a row for each kernel, and say which binaries cannot be read; those have exit
     status 1.
     """
+    rows, facts, problems = [], [], []
     with screen.progress(f"reading binaries of {source}", len(kernels)) as bar:
-        found = []
         for kernel in kernels:
             bar.advance()
-            found.append(_resources_of(bundle, kernel))
+            known, problem = None, None
+            try:
+                known = read_resources(bundle.read(kernel.binary), kernel.spec.entry)
+            except (FormatError, DigestMismatch) as error:
+                problem = error.message
+                problems.append(problem)
+            rows.append(_resource_row(kernel, known))
+            facts.append(_resource_facts(kernel, known, problem))
     if kernels:
-        screen.table(
-            _RESOURCES,
-            [
-                _resource_row(kernel, known)
-                for kernel, (known, _) in zip(kernels, found, strict=True)
-            ],
-        )
+        screen.table(_RESOURCES, rows)
         screen.line()
         screen.line(
             "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static"
             " and dynamic; - is not known"
         )
         screen.line()
-    problems = [problem for _, problem in found if problem is not None]
     if problems:
         screen.complain(
             f"the binaries of {wording.count(len(problems), 'kernel')} cannot be read:"
             f" {problems[0]}; fetch the bundle again"
         )
     screen.done(wording.count(len(kernels), "kernel"))
-    facts = [_resource_facts(kernel, *pair) for kernel, pair in zip(kernels, found, strict=True)]
     screen.finish({"path": source, "digest": bundle.digest, "kernels": facts})
     return PROBLEM if problems else FINE
-
-
-def _resources_of(bundle: Bundle, kernel: Kernel) -> tuple[BinaryResources | None, str | None]:
-    """Return what the binary says, or why it cannot be read."""
-    try:
-        return read_resources(bundle.read(kernel.binary), kernel.spec.entry), None
-    except (FormatError, DigestMismatch) as error:
-        return None, error.message
 
 
 def _resource_facts(
     kernel: Kernel, known: BinaryResources | None, problem: str | None
 ) -> dict[str, Any]:
+    resources = None
+    if known is not None:
+        resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
     return {
-        "key": kernel.key,
-        "name": kernel.name,
-        "target": str(kernel.target),
+        **wording.kernel_facts(kernel),
         "warps": kernel.spec.num_warps,
         "dynamic_shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,
-        "resources": (
-            None
-            if known is None
-            else asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
-        ),
+        "resources": resources,
         "problem": problem,
     }
 
@@ -604,15 +532,12 @@ def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
         figure = getattr(known, name, None)
         return _UNKNOWN if figure is None else str(figure)
 
+    before = ("registers", "scalar_registers", "spilled_registers", "stack_bytes", "shared_bytes")
     return (
         kernel.name,
         str(kernel.target),
         str(kernel.spec.num_warps),
-        told("registers"),
-        told("scalar_registers"),
-        told("spilled_registers"),
-        told("stack_bytes"),
-        told("shared_bytes"),
+        *map(told, before),
         str(kernel.spec.shared_bytes),
         told("barriers"),
         str(sum(banks)) if banks else _UNKNOWN,

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bundler.backends.lease_holders import HeldLease
-from bundler.cli.stores import as_url, with_environment
+from bundler.cli.stores.store_options import as_url, with_environment
 from bundler.cli.wording import masked
 from bundler.errors import BundlerError, NotFound, StoreUnavailable
 from bundler.store.bundle_store import BundleStore
@@ -102,13 +102,13 @@ class MetricsSource:
             samples = read_metrics(self._url)
         except BundlerError as error:
             return _unseen(self._shown, "metrics", error)
-        breakers = (
+        breakers = sorted(
             dict(labels).get("tier", "")
             for (name, labels), value in samples.items()
             if name == f"{_PREFIX}breaker_state" and value
         )
         return SourceStatus(
-            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers))
+            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(breakers)
         )
 
     def close(self) -> None:
@@ -135,12 +135,8 @@ class StoreSource:
             leases, stats = self._leases(), self._stats()
         except BundlerError as error:
             return _unseen(self._name, "store", error)
-        numbers: dict[str, float] = {
-            "bytes": stats.size_bytes,
-            "units": stats.units,
-            "records": stats.records,
-        }
-        numbers |= {"tags": stats.tags, "failures": stats.failures}
+        names = ("units", "records", "tags", "failures")
+        numbers = {"bytes": stats.size_bytes, **{name: getattr(stats, name) for name in names}}
         return SourceStatus(self._name, "store", numbers=numbers, leases=tuple(leases))
 
     def close(self) -> None:
@@ -149,11 +145,9 @@ class StoreSource:
 
     def _held(self) -> list[HeldLease]:
         with store_errors(self._name):
-            held = [
-                lease
-                for lease in self._backend.leases()
-                if lease.key.startswith(f"{LEASES}/") or not lease.key
-            ]
+            leases = self._backend.leases()
+            ours = f"{LEASES}/"
+            held = [one for one in leases if one.key.startswith(ours) or not one.key]
         return sorted(held, key=lambda lease: lease.key)[:MOST_LEASES]
 
 
@@ -236,10 +230,8 @@ def parsed(text: str) -> _Samples:
         except ValueError:
             continue
         if math.isfinite(value):
-            labels = {
-                one["name"]: _unescaped(one["value"])
-                for one in _LABEL.finditer(match["labels"] or "")
-            }
+            pairs = _LABEL.finditer(match["labels"] or "")
+            labels = {one["name"]: _unescaped(one["value"]) for one in pairs}
             found[match["name"], tuple(sorted(labels.items()))] = value
     return found
 
@@ -247,11 +239,8 @@ def parsed(text: str) -> _Samples:
 def total(samples: Mapping[tuple[str, Labels], float], name: str, **labels: str) -> float:
     """Return the sum of a metric, of all labels that agree with these; 0 where there is none."""
     wanted = labels.items()
-    return sum(
-        value
-        for (of, held), value in samples.items()
-        if of == name and wanted <= dict(held).items()
-    )
+    held = (pair for pair in samples.items() if pair[0][0] == name)
+    return sum(value for (_, own), value in held if wanted <= dict(own).items())
 
 
 def _unescaped(text: str) -> str:

@@ -16,12 +16,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import example, keep_option, output_option, reports, strip_option
+from bundler.cli.command import command, keep_option, output_option, strip_option
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
@@ -47,19 +47,16 @@ _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _FIRST_LINE_BYTES = 512
 
 
-@click.command(
+@command(
+    "Record a program and its child processes.",
+    "run -o model.tbundle -- python train.py --steps 10",
+    "run -o all.tbundle -- torchrun train.py",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Record a program and its child processes.",
-    epilog=example(
-        "run -o model.tbundle -- python train.py --steps 10",
-        "run -o all.tbundle -- torchrun train.py",
-    ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 @output_option
 @keep_option
 @strip_option
-@reports
 def run(
     screen: Screen, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None
 ) -> int:
@@ -111,16 +108,13 @@ def _record(
     environment = spool.environ()
     _check_python(command, environment)
     with _signals_held() as mask:
-        status = _status(_run(command, environment, mask, quiet=screen.as_json))
+        code = _run(command, environment, mask, quiet=screen.as_json)
+        status = SIGNAL_STATUS - code if code < 0 else code
         bundle, report = collect_spool(spool, keep)
         bundle = strip_source(bundle) if strip else bundle
         processes = len({event.pid for event in spool.events()})
         _tell(screen, bundle, report, output, status=status, processes=processes)
     return status
-
-
-def _status(returncode: int) -> int:
-    return SIGNAL_STATUS - returncode if returncode < 0 else returncode
 
 
 def _tell(
@@ -150,14 +144,9 @@ def _tell(
         screen.warn(NOTHING)
     else:
         raise RecordingError(NOTHING)
-    result: dict[str, Any] = {
-        **contents(bundle),
-        "path": output if bundle.kernels else None,
-        "size_bytes": size,
-    }
-    screen.finish(
-        {**result, "status": status, "processes": processes, **dataclasses.asdict(report)}
-    )
+    path = output if bundle.kernels else None
+    facts = {"path": path, "size_bytes": size, "status": status, "processes": processes}
+    screen.finish({**contents(bundle), **facts, **dataclasses.asdict(report)})
 
 
 def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -178,9 +167,8 @@ def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> Non
 
 
 def _is_there(name: str, environment: Mapping[str, str]) -> bool:
-    folders = (
-        [""] if os.path.dirname(name) else environment.get("PATH", os.defpath).split(os.pathsep)
-    )
+    path = environment.get("PATH", os.defpath)
+    folders = [""] if os.path.dirname(name) else path.split(os.pathsep)
     return any(os.path.exists(os.path.join(folder, name)) for folder in folders)
 
 
@@ -195,14 +183,12 @@ def _interpreter(program: str, environment: Mapping[str, str]) -> str | None:
         return None  # a program that may be executed and not read is no script
     if not first.startswith("#!"):
         return None
-    words_of_line = [
-        word for word in first[2:].split() if not word.startswith("-") and "=" not in word
-    ]
-    if words_of_line and os.path.basename(words_of_line[0]) == "env":
-        del words_of_line[0]
-    if not words_of_line or not _PYTHON.fullmatch(os.path.basename(words_of_line[0])):
+    words = [word for word in first[2:].split() if not word.startswith("-") and "=" not in word]
+    if words and os.path.basename(words[0]) == "env":
+        del words[0]
+    if not words or not _PYTHON.fullmatch(os.path.basename(words[0])):
         return None
-    return shutil.which(words_of_line[0], path=environment.get("PATH"))
+    return shutil.which(words[0], path=environment.get("PATH"))
 
 
 @contextlib.contextmanager
