@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tools.shared import measurement
-from tools.shared.measurement import row
-from tools.shared.processes import output
+from tools.shared.measurement import median, ratios, row
+from tools.shared.processes import answer, output
 
 if TYPE_CHECKING:
     from bundler import Bundle
@@ -39,54 +38,32 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
     """Return the rows: peaks, how flat they are, and how linear the time is."""
     samples: dict[int, list[dict[str, float]]] = {times: [] for times in TIMES}
     for times in TIMES:
-        output(
-            __name__, "make", str(cache), str(work / f"{times}.tbundle"), str(times), environment={}
-        )
+        made = str(work / f"{times}.tbundle")
+        output(__name__, "make", str(cache), made, str(times), environment={})
     for _ in range(rounds):
         for times, found in samples.items():
-            answer = output(
-                __name__,
-                "measure",
-                str(work / f"{times}.tbundle"),
-                str(work / "out"),
-                environment={},
-            )
-            found.append(json.loads(answer))
+            words = (str(work / f"{times}.tbundle"), str(work / "out"))
+            found.append(answer(__name__, "measure", *words, environment={}))
             shutil.rmtree(work / "out")
-    rows = [_peak_row(found) for found in samples.values()]
-    peaks, seconds = (
-        [[s[name] for s in samples[times]] for times in TIMES] for name in ("peak_bytes", "seconds")
-    )
-    ratios = [
-        [many / few for few, many in zip(each[0], each[-1], strict=True)]
-        for each in (peaks, seconds)
-    ]
-    work_of = f"restore {TIMES[-1]} times the kernels: "
+    many = TIMES[-1]
+    grown = {
+        name: ratios((s[name] for s in samples[many]), (s[name] for s in samples[TIMES[0]]))
+        for name in ("peak_bytes", "seconds")
+    }
+    peaks, each = grown["peak_bytes"], [ratio / many for ratio in grown["seconds"]]
+    name = f"restore {many} times the kernels"
     return [
-        *rows,
-        row(
-            work_of + "peak memory",
-            measurement.median(ratios[0]),
-            "x",
-            most=FLAT_TARGET,
-            samples=ratios[0],
-        ),
-        row(
-            work_of + "time of each",
-            measurement.median(ratios[1]) / TIMES[-1],
-            "x",
-            most=LINEAR_TARGET,
-            samples=[ratio / TIMES[-1] for ratio in ratios[1]],
-        ),
+        *map(_peak_row, samples.values()),
+        row(f"{name}: peak memory", median(peaks), "x", most=FLAT_TARGET, samples=peaks),
+        row(f"{name}: time of each", median(each), "x", most=LINEAR_TARGET, samples=each),
     ]
 
 
 def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
     kernels, size = int(found[0]["kernels"]), found[0]["bytes"]
-    peak = measurement.median([sample["peak_bytes"] for sample in found]) / 1e6
-    work = (
-        f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB: peak memory above a bare interpreter"
-    )
+    peak = median(sample["peak_bytes"] for sample in found) / 1e6
+    what = f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB"
+    work = f"{what}: peak memory above a bare interpreter"
     return row(work, peak, "MB", most=PEAK_TARGET_MB, samples=found)
 
 
@@ -104,25 +81,18 @@ def multiply(one: Bundle, file: str, copies: int) -> None:
         for kernel in one.kernels:
             hashed = _hash_of(kernel.key, number)
             artifacts = []
+            old, new = (_hash_of(kernel.key, which).hex().encode() for which in (0, number))
             for artifact in kernel.artifacts:
                 data = one.read(artifact)
                 if number:
                     # Of the same length, so that what the bundle knows of the file stays true; JSON
                     # may end in spaces.
-                    data = data.replace(
-                        _hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode()
-                    )
-                    data += (
-                        b" " * number
-                        if artifact.kind == "json"
-                        else f"\n// copy {number}\n".encode()
-                    )
+                    is_json = artifact.kind == "json"
+                    data = data.replace(old, new)
+                    data += b" " * number if is_json else f"\n// copy {number}\n".encode()
                 blobs[sha256(data)] = data
-                artifacts.append(
-                    msgspec.structs.replace(
-                        artifact, digest=digest_text(sha256(data)), size=len(data)
-                    )
-                )
+                named = {"digest": digest_text(sha256(data)), "size": len(data)}
+                artifacts.append(msgspec.structs.replace(artifact, **named))
             key = base64.b32encode(hashed).decode().rstrip("=")
             kernels.append(replace(kernel, key=key, artifacts=tuple(artifacts)))
     Bundle(Content.of(kernels), Observed(), MemoryBlobs(blobs)).save(file)

@@ -15,25 +15,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tools.gpu.kernels import add, softmax
+
 SEED = 7
-
-
-@triton.jit
-def add(x, y, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(
-        out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask
-    )
-
-
-@triton.jit
-def softmax(x, out, stride, columns, BLOCK: tl.constexpr):
-    row, offsets = tl.program_id(0), tl.arange(0, BLOCK)
-    mask = offsets < columns
-    value = tl.load(x + row * stride + offsets, mask=mask, other=-float("inf"))
-    numerator = tl.exp(value - tl.max(value, axis=0))
-    tl.store(out + row * stride + offsets, numerator / tl.sum(numerator, axis=0), mask=mask)
 
 
 @triton.jit
