@@ -9,18 +9,14 @@ Each runs in an interpreter of its own: the peak of a process never goes down ag
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import shutil
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from tools.shared import kernel_copies
 from tools.shared.measurement import median, ratios, row
 from tools.shared.processes import answer, output
 
@@ -68,39 +64,16 @@ def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def multiply(one: Bundle, file: str, copies: int) -> None:
-    """Save a bundle of every kernel, and of further copies under keys of their own whose files all
-    differ.
-    """
-    from bundler import Bundle
-    from bundler.format.bundle import MemoryBlobs
-    from bundler.format.digest import digest_text, sha256
-    from bundler.format.manifest import Content, Observed
+    """Save a bundle of so many different copies of every kernel, the first of which is itself."""
+    from bundler.format.digest import sha256
 
-    kernels, blobs = [], {}
-    for number in range(copies):
-        for kernel in one.kernels:
-            hashed = _hash_of(kernel.key, number)
-            artifacts = []
-            old, new = (_hash_of(kernel.key, which).hex().encode() for which in (0, number))
-            for artifact in kernel.artifacts:
-                data = one.read(artifact)
-                if number:
-                    # Of the same length, so that what the bundle knows of the file stays true; JSON
-                    # may end in spaces.
-                    is_json = artifact.kind == "json"
-                    data = data.replace(old, new)
-                    data += b" " * number if is_json else f"\n// copy {number}\n".encode()
-                blobs[sha256(data)] = data
-                named = {"digest": digest_text(sha256(data)), "size": len(data)}
-                artifacts.append(msgspec.structs.replace(artifact, **named))
-            key = base64.b32encode(hashed).decode().rstrip("=")
-            kernels.append(replace(kernel, key=key, artifacts=tuple(artifacts)))
-    Bundle(Content.of(kernels), Observed(), MemoryBlobs(blobs)).save(file)
-
-
-def _hash_of(key: str, number: int) -> bytes:
-    own = base64.b32decode(key + "=" * (-len(key) % 8))
-    return hashlib.sha256(own + bytes([number])).digest() if number else own
+    blobs = {sha256(data): data for data in (one.read(a) for k in one.kernels for a in k.artifacts)}
+    more = [
+        kernel_copies.copy_of(one, kernel, number, blobs)
+        for number in range(1, copies)
+        for kernel in one.kernels
+    ]
+    kernel_copies.save([*one.kernels, *more], blobs, file)
 
 
 def measure(file: str, into: str) -> None:
