@@ -149,7 +149,7 @@ def _number_or_text(chance: random.Random, value: Any) -> Any:
 def _json_value(chance: random.Random, value: Any) -> Any:
     if isinstance(value, (bool, int, float)) and chance.random() < 0.7:
         return chance.choice([*BORDERS, *BEYOND, *FLOATS])
-    others = [None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3]
+    others: list[Any] = [None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3]
     return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, *others])
 
 
