@@ -36,7 +36,9 @@ WORDS = {
 
 def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Record once, then let new processes take turns; returns the rows and the figures."""
-    bundle, cubins, cache = (str(folder / name) for name in ("first.tbundle", "cubins", "first-cache"))
+    bundle, cubins, cache = (
+        str(folder / name) for name in ("first.tbundle", "cubins", "first-cache")
+    )
     cold = step(folder, "first-record", bundle, cubins, cache=Path(cache))
     ours = {path: ("first-static", bundle, path) for path in launches.PATHS}
     steps: dict[str, tuple[str, ...]] = {"bare": ("first-bare", cubins), **ours}
