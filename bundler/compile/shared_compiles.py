@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bundler.compile.compile_job import Compiled, Job
-from bundler.errors import CompileFailed
+from bundler.compile.worker_messages import failure
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.lifecycle.bundle_builder import Builder, join
@@ -82,7 +82,7 @@ class SharedCompiles:
 
         def compile_kernel() -> Bundle:
             made.append(compile_here())
-            return bundle_of(made[-1], job)
+            return bundle_of(self._cache_dir, [(made[-1], job.name)])
 
         got = compile_once(self._store, job.key, compile_kernel)
         if got.published:
@@ -106,19 +106,20 @@ class SharedCompiles:
 
 
 def bundle_of(
-    compiled: Compiled, job: Job, environment: tuple[tuple[str, str], ...] | None = None
+    cache_dir: str,
+    made: Iterable[tuple[Compiled, str]],
+    environment: tuple[tuple[str, str], ...] | None = None,
 ) -> Bundle:
-    """Return a compiled kernel as a bundle in memory; raises `CompileFailed` for one that no bundle
-    can hold.
+    """Return compiled kernels of a cache directory, each with the name of its job, as a bundle in
+    memory; raises `CompileFailed` for one that no bundle can hold.
 
     `environment`: what `identity.environment` returned, from a caller that makes many bundles.
     """
-    builder = Builder(os.path.dirname(compiled.directory))
-    reason = compiled.add_to(builder)
-    if reason is not None:
-        raise CompileFailed(
-            f"{job.name}: {reason}", name=job.name, reason=reason, line=None, words=""
-        )
+    builder = Builder(cache_dir)
+    for compiled, name in made:
+        reason = compiled.add_to(builder)
+        if reason is not None:
+            raise failure(name, reason)
     return join([builder], identity.environment() if environment is None else environment)
 
 
