@@ -13,9 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from bundler.compile import module_import
-from bundler.compile.build_file import DtypeConstant, FunctionConstant, ListedKernel
 from bundler.compile.compile_job import Job, SourceRef
-from bundler.compile.declarations import LIST, Declaration, declarations_of
+from bundler.compile.declarations import (
+    LIST,
+    Declaration,
+    ListedKernel,
+    NamedConstant,
+    declarations_of,
+)
 from bundler.compile.module_import import ModulePlace
 from bundler.errors import BundlerError, CompileFailed, ConfigError
 from bundler.format.constant_values import Value
@@ -317,9 +322,9 @@ def _resolved(
 
 
 def _constant(module: ModuleType, value: Any) -> Any:
-    if isinstance(value, DtypeConstant):
+    if isinstance(value, NamedConstant) and value.kind == "dtype":
         return compile_call.decode_value(Value("dtype", value.name))
-    if isinstance(value, FunctionConstant):
+    if isinstance(value, NamedConstant):
         return jit_specialization.jit_function(module_import.function_in(module, value.name))
     # A named tuple stays what it is: a kernel reads its fields.
     return tuple(_constant(module, item) for item in value) if type(value) is tuple else value

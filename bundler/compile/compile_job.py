@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from msgspec.structs import astuple
+
 from bundler.compile import module_import
 from bundler.compile.source_modules import source_module
-from bundler.compile.worker_messages import resolve
+from bundler.compile.worker_messages import failure, resolve
 from bundler.errors import BundlerError, CompileFailed, FormatError
 from bundler.format import wire
+from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
@@ -31,9 +35,9 @@ from bundler.format.launch_spec import (
     paths_to_wire,
 )
 from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.collection import known_facts
-from bundler.toolchain import compile_call, jit_specialization
+from bundler.toolchain import compile_call, identity, jit_specialization
 from bundler.toolchain.events import CompileEvent
 
 SourceKind = Literal["module", "text", "ir"]
@@ -134,21 +138,9 @@ class Job:
     @staticmethod
     def from_bytes(data: bytes) -> Job:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        kinds = (str, *[list] * 6, str, (bool, type(None)), _MAYBE_BYTES)
         name, source, signature, constants, attributes, options, target, key, first, facts = (
-            wire.fields(
-                wire.unpack(data, "job"),
-                "job",
-                str,
-                list,
-                list,
-                list,
-                list,
-                list,
-                list,
-                str,
-                (bool, type(None)),
-                _MAYBE_BYTES,
-            )
+            wire.fields(wire.unpack(data, "job"), "job", *kinds)
         )
         return Job(
             name,
@@ -194,35 +186,16 @@ class Compiled:
 
     def to_bytes(self) -> bytes:
         """Return the positional msgpack form."""
-        toolchain = [self.toolchain.release, self.toolchain.binary, self.toolchain.ptxas]
-        stages = [[name, seconds] for name, seconds in self.stages]
-        return wire.pack(
-            [
-                self.key,
-                self.directory,
-                self.seconds,
-                stages,
-                self.hit,
-                toolchain,
-                self.facts,
-                self.parts,
-            ]
-        )
+        stages, toolchain = [*map(list, self.stages)], [*astuple(self.toolchain)]
+        start = [self.key, self.directory, self.seconds, stages, self.hit]
+        return wire.pack([*start, toolchain, self.facts, self.parts])
 
     @staticmethod
     def from_bytes(data: bytes) -> Compiled:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        kinds = (str, str, float, list, bool, list, _MAYBE_BYTES, _MAYBE_BYTES)
         key, directory, seconds, stages, hit, toolchain, facts, parts = wire.fields(
-            wire.unpack(data, "result"),
-            "result",
-            str,
-            str,
-            float,
-            list,
-            bool,
-            list,
-            _MAYBE_BYTES,
-            _MAYBE_BYTES,
+            wire.unpack(data, "result"), "result", *kinds
         )
         times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
         who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
@@ -334,6 +307,24 @@ def load_kernel(source: SourceRef, target: Target) -> Any:
         raise CompileFailed(
             f"{source.function}: {error}", name=source.function, reason=str(error)
         ) from error
+
+
+def bundle_of(
+    cache_dir: str,
+    made: Iterable[tuple[Compiled, str]],
+    environment: tuple[tuple[str, str], ...] | None = None,
+) -> Bundle:
+    """Return compiled kernels of a cache directory, each with the name of its job, as a bundle in
+    memory; raises `CompileFailed` for one that no bundle can hold.
+
+    `environment`: what `identity.environment` returned, from a caller that makes many bundles.
+    """
+    builder = Builder(cache_dir)
+    for compiled, name in made:
+        reason = compiled.add_to(builder)
+        if reason is not None:
+            raise failure(name, reason)
+    return join([builder], identity.environment() if environment is None else environment)
 
 
 def _ir_facts(recorded: bytes, known: KnownFacts) -> bytes | None:

@@ -21,7 +21,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, wait
 
-from bundler.compile.compile_job import Compiled
+from bundler.compile.compile_job import Compiled, bundle_of
 from bundler.compile.engine_messages import (
     Compiler,
     Died,
@@ -34,10 +34,8 @@ from bundler.compile.engine_messages import (
     worker_name,
 )
 from bundler.compile.pool_tasks import Task
-from bundler.compile.service_arguments import IDLE_S, QUEUE_LIMIT, memory_share, worker_count
-from bundler.compile.shared_compiles import bundle_of
 from bundler.compile.worker_messages import as_failure, encode_error, resolve, tail
-from bundler.compile.worker_pool import WorkerPool
+from bundler.compile.worker_pool import IDLE_S, QUEUE_LIMIT, WorkerPool, memory_share, worker_count
 from bundler.compile.worker_processes import WorkerPlan
 from bundler.errors import BundlerError, CompileFailed
 from bundler.fork_safety import after_fork

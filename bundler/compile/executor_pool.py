@@ -45,6 +45,7 @@ from bundler.compile.job_futures import CompileFuture
 from bundler.compile.job_groups import JobGroups
 from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.worker_messages import as_failure, decode_error, failure
+from bundler.compile.worker_processes import WorkerPlan
 from bundler.errors import BundlerError, ConfigError, FormatError, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.format import wire
@@ -62,24 +63,6 @@ EXECUTORS = 3
 _LOG = logger("bundler.compile")
 
 MakeExecutor = Callable[[], Executor]
-
-
-@dataclass(frozen=True)
-class EnginePlan:
-    """What the workers of an engine are to do.
-
-    Attributes:
-        perform, preload: `module:function`.
-        cache_dir: where kernels go that workers send back.
-        memory_bytes: private memory of a process that compiles; 0 for its part of its machine's.
-        stores: URLs of a store that workers publish into; empty to send kernels back.
-    """
-
-    perform: str
-    preload: str
-    cache_dir: str
-    memory_bytes: int
-    stores: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -109,22 +92,26 @@ class ExecutorPool:
     Args:
         executor: what does the tasks; or a function that makes it, which is called again after it
             broke, and what it made is shut down at the end.
-        plan: what workers do.
+        plan: what workers do, and where kernels go that they send back; without a bound of memory
+            a process that compiles has its part of its machine's.
         queue_limit: `submit` waits while so many tasks are under way.
         source_of: returns path and digest of the module's file of a task's job.
         on_worker: is told the name of the worker that answered.
+        stores: URLs of a store that workers publish into; empty to send kernels back.
     """
 
     def __init__(
         self,
         executor: Executor | MakeExecutor,
-        plan: EnginePlan,
+        plan: WorkerPlan,
         queue_limit: int,
         source_of: Callable[[Job], tuple[str, str]],
         on_worker: Callable[[str], None] = lambda _: None,
+        stores: tuple[str, ...] = (),
     ) -> None:
         _check(executor)
         self._plan, self._limit, self._source_of = plan, queue_limit, source_of
+        self._stores = stores
         self._make = None if isinstance(executor, Executor) else executor
         self._executor = executor if isinstance(executor, Executor) else None
         self._on_worker = on_worker
@@ -334,7 +321,7 @@ class ExecutorPool:
             memory_bytes=plan.memory_bytes,
             perform=plan.perform,
             preload=plan.preload,
-            stores=plan.stores,
+            stores=self._stores,
             client=self._client,
         )
         return wire.encode(message)
@@ -374,12 +361,12 @@ class ExecutorPool:
                 got=len(answer.jobs),
             )
         done = [outcome for outcome in answer.jobs if isinstance(outcome, Done)]
-        self._waiting.note(answer.worker, [outcome.seconds for outcome in done])
+        self._waiting.note(answer.worker, [one.seconds for one in done])
         # All of them before any future is settled: one bundle may hold the kernels of several.
         unplaced = dict[str, str]()
-        for outcome in done:
-            if outcome.bundle:
-                with Bundle.from_bytes(outcome.bundle) as sent:
+        for one in done:
+            if one.bundle:
+                with Bundle.from_bytes(one.bundle) as sent:
                     unplaced |= restore(sent, self._plan.cache_dir, only="all").skipped
         for task, outcome in zip(tried.tasks, answer.jobs, strict=True):
             if self._tries.get(task) is tried:

@@ -201,6 +201,10 @@ class WorkerProcesses:
         """Return the tasks that workers have."""
         return [task for worker in self.workers.values() for task in worker.tasks]
 
+    def staying(self) -> list[Worker]:
+        """Return the workers that may get tasks."""
+        return [worker for worker in self.workers.values() if not worker.leaving]
+
     def send(self, worker: Worker, task: Task) -> None:
         """Send a task to a worker that has at most one, with its environment where that is not the
         same as before.

@@ -26,7 +26,7 @@ from bundler.compile.compile_job import SourceRef
 from bundler.compile.engine_messages import Compiler, EngineMessage, compiler_variables
 from bundler.compile.engine_worker import run_job
 from bundler.compile.service import CompileService
-from bundler.compile.service_arguments import LEAST_SHARE_BYTES, memory_share
+from bundler.compile.worker_pool import LEAST_SHARE_BYTES, memory_share
 from bundler.errors import (
     CompileFailed,
     CompileTimeout,
