@@ -109,7 +109,12 @@ class ExecutorPool:
         on_worker: Callable[[str], None] = lambda _: None,
         stores: tuple[str, ...] = (),
     ) -> None:
-        _check(executor)
+        if not (isinstance(executor, Executor) or callable(executor)):
+            raise ConfigError(
+                f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
+                " Client.get_executor() of Dask, or a function that makes one",
+                got=repr(executor)[:80],
+            )
         self._plan, self._limit, self._source_of = plan, queue_limit, source_of
         self._stores = stores
         self._make = None if isinstance(executor, Executor) else executor
@@ -254,7 +259,12 @@ class ExecutorPool:
                 if self._make is None:
                     raise ConfigError("this compile service was closed; make another one")
                 made = self._make()
-                _check_made(made)
+                if not isinstance(made, Executor):
+                    raise ConfigError(
+                        f"the function that makes the executor returned {made!r:.80}; expected a"
+                        " concurrent.futures.Executor",
+                        got=repr(made)[:80],
+                    )
                 self._executor = made
             return self._executor
 
@@ -499,21 +509,3 @@ def shut_down(executor: Executor, *, wait: bool) -> None:
         executor.shutdown(wait=wait, **more)
     except Exception:  # noqa: BLE001  # an engine that is gone has nothing left to shut down
         _LOG.warning("the executor could not be shut down", exc_info=True)
-
-
-def _check(executor: object) -> None:
-    if not (isinstance(executor, Executor) or callable(executor)):
-        raise ConfigError(
-            f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
-            " Client.get_executor() of Dask, or a function that makes one",
-            got=repr(executor)[:80],
-        )
-
-
-def _check_made(executor: object) -> None:
-    if not isinstance(executor, Executor):
-        raise ConfigError(
-            f"the function that makes the executor returned {executor!r:.80}; expected a"
-            " concurrent.futures.Executor",
-            got=repr(executor)[:80],
-        )

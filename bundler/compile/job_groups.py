@@ -63,16 +63,18 @@ class JobGroups(Generic[T]):
         """
         if not self._waiting:
             return []
-        usual_s = statistics.median(self._seconds) if self._seconds else 0.0
-        if usual_s >= _SHORT_S:
+        if self._seconds and statistics.median(self._seconds) >= _SHORT_S:
             return [self._waiting.popleft()[0]]
         if self.pause_s() == 0.0:
             self._least, self._moved_s = 2 * max(out, self._least), time.monotonic()
         if out >= max(self._least, _AHEAD * len(self._workers)):
             return []
-        return self._group(math.ceil(_GROUP_S / max(usual_s, 0.001)) if self._seconds else 1)
+        return self._group()
 
-    def _group(self, size: int) -> list[T]:
+    def _group(self) -> list[T]:
+        # Of the mean, unlike the middle one: a few long ones among short ones are not grouped much.
+        mean_s = statistics.fmean(self._seconds) if self._seconds else _GROUP_S
+        size = math.ceil(_GROUP_S / max(mean_s, 0.001))
         # Towards the end fewer go together, so that all workers have something to do.
         share = math.ceil(len(self._waiting) / (2 * max(1, len(self._workers))))
         first, kind = self._waiting.popleft()

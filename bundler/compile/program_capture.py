@@ -217,10 +217,8 @@ class Capture:
         for job in jobs_of(function.__name__, source, found, self.target):
             self._plan.jobs.setdefault(job.key, job)
             self._requests.setdefault(job.key, request)
-        if len(found.keys) > 1 and not any(
-            name == function.__name__ for name, _, _ in self._plan.notes
-        ):
-            self._plan.notes.append((function.__name__, str(self.target), _TWO_KEYS))
+        if len(found.keys) > 1:
+            self._plan.note(function.__name__, self.target, _TWO_KEYS)
 
     def _refused(self, function: Any, why: str) -> None:
         failure = Failure(function.__name__, str(self.target), why)

@@ -160,7 +160,7 @@ class CompileService:
         # A child has neither the pool's thread nor its processes, and locks in a state that nobody
         # will change.
         after_fork(self._reset_in_child)
-        self._at_exit = weakref.finalize(self, _close_pool, self._pool)
+        self._at_exit = weakref.finalize(self, self._pool.close, wait=False)
 
     def _begin_anew(self) -> None:
         self._lock = threading.RLock()
@@ -489,10 +489,6 @@ class CompileService:
         for inflight in inflight_jobs:
             for future in inflight.waiting:
                 future.abandon()
-
-
-def _close_pool(pool: WorkerPool | ExecutorPool) -> None:
-    pool.close(wait=False)
 
 
 def _source_job(name: str, text: Any, meta: Any) -> Job:

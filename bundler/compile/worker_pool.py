@@ -336,32 +336,32 @@ class WorkerPool:
             self._is_busy(processes) or not (self._closing or idle_s >= self._idle_s)
         ):
             return False
-        left = [*self._queue, *self._later, *processes.tasks()]
-        self._queue.clear()
-        self._later.clear()
-        for task in left:
-            self._leases.release(task)
+        for task in self._stop(processes.tasks()):
             # what it returns is not needed
             self._after.append(task.future.cancel)  # type: ignore[arg-type]
-        self._stop_thread()
         return True
 
     def _is_busy(self, processes: WorkerProcesses) -> bool:
         return bool(self._queue or self._later or processes.tasks())
 
-    def _stop_thread(self) -> None:
+    def _stop(self, sent: list[Task]) -> list[Task]:
+        """Let the thread end; returns the tasks that are left, with those that workers were sent,
+        and gives their leases back.
+        """
+        left = [*sent, *self._queue, *self._later]
+        self._queue.clear()
+        self._later.clear()
+        for task in left:
+            self._leases.release(task)
         self._processes = self._thread = None
         self._warm = 0
         self._changed.notify_all()
+        return left
 
     def _give_up(self, reason: str, tasks: list[Task] | None = None) -> None:
         with self._changed:
-            for task in [*(tasks or ()), *self._queue, *self._later]:
-                self._leases.release(task)
+            for task in self._stop(tasks or []):
                 self._settle(task, error=task.without_workers(reason))
-            self._queue.clear()
-            self._later.clear()
-            self._stop_thread()
 
     def _replace(self, processes: WorkerProcesses, lost: ServerLost) -> bool:
         """Decide what follows a lost server: its workers are gone with it, so no task counts as

@@ -302,16 +302,13 @@ class WorkerProcesses:
 
     def _fail(self, reason: str) -> None:
         if self._lost is None:
-            output = os.pread(
-                self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES)
-            )
+            said = self._output.fileno()
+            begin = max(0, os.fstat(said).st_size - _WORDS_BYTES)
+            output = os.pread(said, _WORDS_BYTES, begin)
             words = output.decode("utf-8", "replace").strip()
             self._lost = ServerLost(
                 reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready
             )
-
-    def _size(self) -> int:
-        return os.fstat(self._output.fileno()).st_size
 
     def _read_server(self) -> None:
         try:

@@ -173,6 +173,15 @@ def test_groups_are_bounded_by_number_time_and_share():
     assert len(filled(10, 0.001).take(0)) == 5
     assert len(filled(40, 0.001, workers=4).take(0)) == 5
     assert len(filled(1, 0.001).take(0)) == 1
+    assert len(JobGroups().take(0)) == 0
+
+
+def test_short_jobs_with_long_ones_among_them_are_not_grouped():
+    """So no worker has a message of seconds while others have nothing to do."""
+    groups = filled(100, 0.001)
+    groups.note("host:0", [5.0])
+    assert len(groups.take(0)) == 1
+    assert not groups.take(8)
 
 
 def test_jobs_of_two_kinds_do_not_go_together():
