@@ -39,6 +39,9 @@ K = TypeVar("K")
 
 # A module that does not import this package may list mappings under this name.
 LIST = "PREBUILD"
+# Far more than any build file has; a kernel takes a few hundred bytes.
+MAX_BYTES = 16 * MIB
+_TOP = frozenset({"targets", "kernel"})
 _FIELDS = frozenset({"signature", "constants", "options", "configs", "targets"})
 
 
@@ -203,11 +206,6 @@ def prebuild(
         return kernel
 
     return declare
-
-
-# Far more than any build file has; a kernel takes a few hundred bytes.
-MAX_BYTES = 16 * MIB
-_TOP = frozenset({"targets", "kernel"})
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -31,11 +31,15 @@ from msgspec.structs import astuple
 from bundler.compile.worker_messages import JobEnvironment
 from bundler.format import wire
 from bundler.format.entries import Target
+from bundler.format.limits import DEFAULT_LIMITS
 from bundler.project import VERSION
 from bundler.toolchain.identity import installed_triton
 from bundler.toolchain.ptxas import ptxas_version
 
 PROTOCOL = 2
+# What a message may have in one member.
+Text = Annotated[str, msgspec.Meta(max_length=DEFAULT_LIMITS.string_bytes)]
+Data = Annotated[bytes, msgspec.Meta(max_length=DEFAULT_LIMITS.manifest_bytes)]
 # What `Compiler.differences` calls the parts of a compiler.
 _PARTS = ("triton-bundler", "Python", "Triton", "Triton's library", "ptxas")
 # What the name of a program's directory begins with.
@@ -94,11 +98,11 @@ class Compiler(Struct, array_like=True, frozen=True):
     library and ptxas.
     """
 
-    bundler: str
-    python: str
-    triton: str
-    library: str
-    ptxas: str
+    bundler: Text
+    python: Text
+    triton: Text
+    library: Text
+    ptxas: Text
 
     @staticmethod
     def here(target: Target) -> Compiler:
@@ -129,10 +133,10 @@ class WaitingClient(Struct, array_like=True, frozen=True):
     was given up before.
     """
 
-    boot: str
-    namespace: str
+    boot: Text
+    namespace: Text
     process: int
-    directory: bytes
+    directory: Data
 
     @staticmethod
     def of(directory: str) -> WaitingClient:
@@ -167,9 +171,9 @@ class EngineJob(Struct, array_like=True, frozen=True):
     is known.
     """
 
-    name: str
-    payload: bytes
-    key: str
+    name: Text
+    payload: Data
+    key: Text
 
 
 class EngineMessage(Struct, array_like=True, frozen=True, kw_only=True):
@@ -195,19 +199,19 @@ class EngineMessage(Struct, array_like=True, frozen=True, kw_only=True):
     """
 
     protocol: int = PROTOCOL
-    version: str = VERSION
-    number: str
+    version: Text = VERSION
+    number: Text
     jobs: tuple[EngineJob, ...]
-    target: tuple[str, str, int]
+    target: tuple[Text, Text, int]
     compiler: Compiler
-    source: tuple[bytes, str]
-    environment: tuple[tuple[bytes, bytes], ...]
-    path: tuple[bytes, ...]
+    source: tuple[Data, Text]
+    environment: tuple[tuple[Data, Data], ...]
+    path: tuple[Data, ...]
     timeout_s: float
     memory_bytes: int
-    perform: str
-    preload: str
-    stores: tuple[str, ...]
+    perform: Text
+    preload: Text
+    stores: tuple[Text, ...]
     client: WaitingClient
 
     @staticmethod
@@ -252,8 +256,8 @@ class Done(Struct, array_like=True, frozen=True, tag="done"):
     hold the kernels of the outcomes after it too.
     """
 
-    result: bytes
-    bundle: bytes
+    result: Data
+    bundle: Data
     seconds: float
 
 
@@ -266,22 +270,22 @@ class Failed(Struct, array_like=True, frozen=True, tag="failed"):
 class Died(Struct, array_like=True, frozen=True, tag="died"):
     """How the process ended that did a job, and what it printed last."""
 
-    how: bytes
-    words: bytes
+    how: Data
+    words: Data
 
 
 class Outcomes(Struct, array_like=True, frozen=True, tag="outcomes"):
     """A worker's answer: the outcome of each job, in order."""
 
-    worker: str
+    worker: Text
     jobs: list[Done | Failed | Died]
 
 
 class Refusal(Struct, array_like=True, frozen=True, tag="refused"):
     """A worker's answer: what it has otherwise than a job needs it."""
 
-    worker: str
-    differences: list[bytes]
+    worker: Text
+    differences: list[Data]
 
 
 class _Head(Struct, array_like=True):

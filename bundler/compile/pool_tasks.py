@@ -29,6 +29,11 @@ from bundler.user_warnings import show
 
 # The pause before a lease that another process holds is asked for again; doubles up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+# Longer than a machine pauses; a holder that is killed delays the others by no more than this.
+LEASE_S = 30.0
+_ATTEMPTS = 3
+_NAME = "triton-bundler"
+_LOG = logger("bundler.compile")
 # Of what a worker printed before it ended, so many characters go into the message; the error's
 # `words` have all.
 LAST_WORDS = 4096
@@ -132,12 +137,6 @@ class Task:
     def _died(self, how: str, said: str, words: str = "") -> BundlerError:
         return failure(self.name, how, said, words, WorkerDied)
 
-
-# Longer than a machine pauses; a holder that is killed delays the others by no more than this.
-LEASE_S = 30.0
-_ATTEMPTS = 3
-_NAME = "triton-bundler"
-_LOG = logger("bundler.compile")
 
 TakeLease = Callable[[str, float], Lease | None]
 

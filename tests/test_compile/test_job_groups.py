@@ -9,11 +9,12 @@ from waiting import until
 
 from bundler.compile import job_groups
 from bundler.compile.compile_job import Compiled
-from bundler.compile.engine_messages import Done, EngineMessage, Outcomes, Refusal
+from bundler.compile.engine_messages import Done, EngineMessage, Outcomes, Refusal, read_answer
 from bundler.compile.engine_worker import run_job
 from bundler.compile.job_groups import JobGroups
 from bundler.errors import CompileFailed, FormatError, ToolchainMismatch, WorkerDied
 from bundler.format import wire
+from bundler.format.limits import DEFAULT_LIMITS
 
 FILLERS = 8  # so many messages are out before an answer is waited for
 
@@ -148,6 +149,21 @@ def test_an_answer_about_other_jobs_is_none(group):
     answered(made.call, "a", "b")
     with pytest.raises(FormatError, match="expected the outcomes of 3 jobs, got 2"):
         made.futures[0].result(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Refusal("x" * 5000, []),
+        Outcomes("host:1", [Done(b"", bytes(DEFAULT_LIMITS.manifest_bytes + 1), 0.0)]),
+        [*"refused"],
+        ["outcomes", "host:1", [["done", b"", b"", "soon"]]],
+    ],
+)
+def test_what_is_no_answer_is_refused(answer):
+    """Members of another kind, and such as are over the limits."""
+    with pytest.raises(FormatError, match="answer of an engine's worker"):
+        read_answer(wire.encode(answer))
 
 
 def filled(count, seconds, workers=1):
