@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from bundler.backends.tiers import WhenDown
     from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
-    from bundler.compile.job_futures import CompileFuture
-    from bundler.compile.joined_futures import ScopeProgress
+    from bundler.compile.job_futures import CompileFuture, ScopeProgress
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters

@@ -111,7 +111,7 @@ MODULE_OF_NAME = {
     "Recording": "lifecycle.recorder",
     "ReplayReport": "integrations.replayed_kernels",
     "RestoreReport": "lifecycle.lifecycle_reports",
-    "ScopeProgress": "compile.joined_futures",
+    "ScopeProgress": "compile.job_futures",
     "Session": "integrations.sessions",
     "SignReport": "trust.signing",
     "SignaturePolicy": "trust.signature_policy",

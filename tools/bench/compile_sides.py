@@ -189,8 +189,8 @@ class _Shared:
 
     def __init__(self, store: str, cache_dir: str) -> None:
         from bundler import open_store
+        from bundler.compile.bundle_build import SharedCompiles
         from bundler.compile.service import CompileService
-        from bundler.compile.shared_compiles import SharedCompiles
 
         self._store = open_store(store)
         self._shared = SharedCompiles(self._store, cache_dir)

@@ -16,8 +16,7 @@ from typing import Any
 
 from bundler.compile.build_plan import jobs_of
 from bundler.compile.compile_job import Compiled, SourceRef
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
 from bundler.format.entries import Target
