@@ -32,7 +32,7 @@ from bundler.runtime.program.seed_stream import SeedSource
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
-# Of a graph that is no function's.
+# Name of a program whose graph comes from no function.
 _UNNAMED = "program"
 
 

@@ -157,7 +157,7 @@ def _rounded_product(texts: Sequence[str], row: DataType, options: dict[str, Any
 
 
 def _positive_part(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
-    # Not the maximum: zeros keep their sign.
+    # A maximum would make +0.0 of -0.0, which torch's relu keeps.
     return f"tl.where({texts[0]} < 0, {constant_text(0, row.name)}, {texts[0]})"
 
 

@@ -134,6 +134,7 @@ class ReductionWriter:
 
     def _plain(self, kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, identity = self._row, constant_text(identity_of(kind, value.dtype), value.dtype)
+        # The value may be the same along the row, as in the sum of a constant: each lane counts.
         spread = self._spread(lines, value)
         if not self._looped:
             masked = (
@@ -142,6 +143,7 @@ class ReductionWriter:
                 else self._new(lines, f"tl.where({row.mask}, {spread}, {identity})")
             )
             return (Value(self._new(lines, self._finished(kind, masked)), value.dtype),)
+        # One partial result for each lane, so that the loop has no step that all lanes wait for.
         accumulator = f"_{self._name()}"
         self._before.append(
             f"{accumulator} ="
@@ -171,6 +173,7 @@ class ReductionWriter:
                     lines, f"tl.where({row.mask}, {spread}, {constant_text(identity, value.dtype)})"
                 )
             return (self._position(kind, masked, index, lines),)
+        # The largest index loses against any other of an equal value: torch names the first one.
         best, place = f"_{self._name()}", f"_{self._name()}"
         self._before += [
             f"{best} = {constant_text(identity, value.dtype, row.shape)}",
@@ -194,6 +197,8 @@ class ReductionWriter:
     def _welford(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, kind = self._row, compute_type(value.dtype)
         spread = self._spread(lines, value)
+        # A row that is held whole has its mean first and its deviations from it then, which is more
+        # exact than combining partial results.
         if not self._looped:
             count = f"tl.full([], {row.prefix}numel, {kind})"
             mean, squares, weight = (self._name() for _ in range(3))
@@ -243,7 +248,7 @@ class ReductionWriter:
     ) -> tuple[Value, ...]:
         first, second = self._name(), self._name()
         lines.append(f"{first}, {second} = lib.softmax_reduce({top}, {total}, {self._row.axis})")
-        # Relative to a maximum of minus infinity nothing has an exponential.
+        # A row of nothing but minus infinity has no softmax: -inf - -inf is NaN, as in torch.
         whole = self._new(lines, f"tl.where({first} == float('-inf'), float('nan'), {second})")
         return self._shaped((first, whole), dtype, lines)
 

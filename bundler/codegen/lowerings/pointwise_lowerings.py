@@ -131,6 +131,7 @@ def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Lazy
     pool = builder.pool
 
     def compute(left: Term, right: Term) -> Term:
+        # One rounding in place of two, as in torch's kernels.
         if alpha != 1 and dtype in _FLOATS:
             factor = pool.constant(-alpha if operator == "sub" else alpha, dtype)
             return pool.operate("fma", right, factor, left, dtype=dtype)
@@ -147,6 +148,7 @@ def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Lazy
 def _divided(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     mode, dtype, pool = call.arguments.get("rounding_mode"), call.dtype, builder.pool
     floating = dtype in _FLOATS
+    # prims.div truncates integers, aten.div makes floats of them.
     if call.namespace == "prims" and not floating:
         mode = "trunc"
     if mode is None:
@@ -202,8 +204,12 @@ def _known_power(builder: GraphBuilder, term: Term, exponent: float) -> Term:
             result = pool.operate("mul", result, term, dtype=dtype)
         return result
     root = term if exponent == -1 else pool.operate("sqrt", term, dtype=dtype)
-    # a square root
-    return root if exponent == 0.5 else pool.operate("reciprocal", root, dtype=dtype)  # noqa: PLR2004
+    # An exponent of a half is the root itself; the others are its, or the number's, reciprocal.
+    return (
+        root
+        if exponent == 0.5  # noqa: PLR2004
+        else pool.operate("reciprocal", root, dtype=dtype)
+    )
 
 
 def _where(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -347,6 +353,7 @@ def _numbers_first(builder: GraphBuilder, call: OperatorCall, *, operator: str) 
     pool, dtype = builder.pool, call.dtype
 
     def compute(a: Term, b: Term) -> Term:
+        # The operator propagates NaN, which here loses against a number.
         chosen = pool.operate(operator, a, b, dtype=dtype)
         chosen = pool.operate(
             "where", pool.operate("isnan", b, dtype="bool"), a, chosen, dtype=dtype
@@ -368,7 +375,7 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     return elementwise(builder, call, [given["self"], given["mask"], given["value"]], "", compute)
 
 
-# Computed in the dtype of the result, under the same name.
+# Computed in the dtype of the result; our operator has the same name.
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh"
     " atanh erf erfc erfinv lgamma rsqrt sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc"

@@ -39,6 +39,7 @@ def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
     """Return a tensor with the same elements in the same order in other sizes."""
     if tuple(sizes) == tensor.sizes:
         return tensor
+    # Only dimensions that really merge or split get divisions; the others keep their index.
     pairs = _matching_groups(tensor.sizes, tuple(sizes))
 
     def reindex(indices: Indices) -> list[sympy.Expr]:
@@ -95,6 +96,7 @@ def _unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Exp
     for number, (size, stride) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
         if size == 1:
             found.append(_ZERO)
+        # The outermost index needs no remainder.
         elif number == 0 or all(before == 1 for before in sizes[:number]):
             found.append(FloorDiv(flat, stride))
         else:
@@ -219,8 +221,7 @@ def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> 
 def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, offset = given["self"], given.get("storage_offset")
     base = builder.reference(tensor)
-    # Its offset counts from the beginning of torch's storage, ours from the first element of the
-    # buffer.
+    # torch counts the offset from the beginning of the storage, buffers from their first element.
     start = (
         base.layout.offset
         if offset is None
@@ -280,7 +281,8 @@ def _transpose(_builder: GraphBuilder, given: Mapping[str, Any], _sizes: Sizes) 
 def _reshape(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor = given.get("self", given.get("a"))
     assert isinstance(tensor, LazyTensor)
-    if numel(tensor.sizes) == 0:  # any element will do: none is ever read
+    # Without elements sizes need not match; no index is ever read.
+    if numel(tensor.sizes) == 0:
         return viewed(tensor, sizes, lambda _indices: [_ZERO] * len(tensor.sizes))
     return reshaped(tensor, sizes)
 
