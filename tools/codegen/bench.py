@@ -14,7 +14,6 @@ generation is timed, `cold_start` what a cold start is.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows, cold_start
+from tools.codegen.command_line import parser
 from tools.codegen.worker_pool import Answer, WorkerPool
 from tools.shared import measurement
 
@@ -32,27 +32,19 @@ _TIMING_S = 30.0
 
 def main() -> int:
     """Run, save after each part; 1 when a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    line = parser(
+        __doc__,
+        "names results processes seconds check",
+        processes=PROCESSES,
+        seconds=240.0,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all")
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json is, or goes"
-    )
-    parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument(
-        "--seconds", type=float, default=240.0, help="compile nothing new after so long"
-    )
-    parser.add_argument(
+    line.add_argument(
         "--cold", type=Path, help="folder of bundles: start from them, and from nothing"
     )
-    parser.add_argument(
+    line.add_argument(
         "--only-cold", action="store_true", help="add cold starts to a result that is there"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
-    options = parser.parse_args()
+    options = line.parse_args()
     path = options.results / f"{NAME}.json"
     if options.check:
         return bench_rows.show(json.loads(path.read_text()))
