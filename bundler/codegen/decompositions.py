@@ -123,6 +123,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for names, wrapper in _WRAPPED:
         found = get_decompositions([getattr(aten, name) for name in names])
         table |= {operator: wrapper(function) for operator, function in found.items()}
+    # Last, since torch's tables have some of them; our own functions come on top.
     for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)

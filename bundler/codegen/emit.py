@@ -112,6 +112,8 @@ def emit_bundle(
         )
     entries = dict(program.plan.kernels)
     for item in planned:
+        # In the heuristic's order: a replay takes the first one unless a tuning record names
+        # another.
         choices = tuple(choice for choice, key in item.candidates if key in there)
         entry, source = entries[item.name], source_part(program.modules[item.name].fn)
         entries[item.name] = replace(

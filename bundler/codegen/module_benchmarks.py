@@ -73,7 +73,8 @@ def report(
     """
     taken = (clock or CudaClock(rep_ms=_REP_MS)).sample(partial(call, args), _nothing).median_ms
     # a program's output
-    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {gigabytes / (taken * _S_OF_MS):.2f} GB/s")  # noqa: T201
+    rate = gigabytes / (taken * _S_OF_MS)
+    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {rate:.2f} GB/s")  # noqa: T201
 
 
 def _nothing() -> None:

@@ -128,6 +128,7 @@ def _traced_for(
     for number, (node, tensor) in enumerate(zip(placeholders, named.values(), strict=False)):
         name = f"_tensor_of_module{number}"
         traced.register_buffer(name, tensor.detach())
+        # Traced as inputs, so that they are fake; in the graph they are constants again.
         with traced.graph.inserting_before(node):
             constant = traced.graph.get_attr(name)
         constant.meta.update(node.meta)
@@ -156,6 +157,8 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         for place, leaf in enumerate(tree_leaves(result)):
             number = given.get(_storage(leaf)) if _is_strided(leaf) else None
             if number is not None and leaf.dtype == inputs[number].dtype:
+                # A tensor whose sizes or strides were changed in place is the same object, but lies
+                # otherwise.
                 itself = leaf is inputs[number] and id(leaf) not in changes.reshaped
                 sizes, strides, offset = before[number] if itself else _synced(leaf)
                 first = before[number][2]
@@ -219,6 +222,7 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
             self.reshaped.add(id(target))
         if change != "numbers" or _is_whole(target):
             return function(*arguments, **keywords)
+        # Changed in a copy and copied back, since `copy_` keeps the strides.
         changed = target.clone()
         function(changed, *arguments[1:], **keywords)
         target.copy_(changed)

@@ -154,11 +154,13 @@ class _Printer:
     # ------------------------------------------------------------------------ quotients, remainders
 
     def _floordiv(self, base: sympy.Expr, divisor: sympy.Expr) -> str:
+        # Triton rounds towards zero, Python down; below zero these differ.
         if self.both_nonnegative(base, divisor):
             return f"{self.operand(base)} // {self.operand(divisor)}"
         return f"lib.index_floor_divide({self.text(base)}, {self.text(divisor)})"
 
     def _pythonmod(self, base: sympy.Expr, modulus: sympy.Expr) -> str:
+        # The same for remainders, which have the sign of the dividend in Triton.
         if self.both_nonnegative(base, modulus):
             return f"{self.operand(base)} % {self.operand(modulus)}"
         return f"lib.index_remainder({self.text(base)}, {self.text(modulus)})"

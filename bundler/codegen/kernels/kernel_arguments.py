@@ -117,6 +117,7 @@ class KernelArguments:
             for symbol, name in self._sizes.items()
         )
         seeds = (
+            # Never a constant: one kernel serves several seeds.
             KernelParameter(name, sympy.Integer(number), "i32", aligned=False, fixed=False)
             for number, name in self._seeds.items()
         )
@@ -155,6 +156,7 @@ def number_type(dtype: str) -> str:
     """Return Triton's name of the type in which a number of a dtype is passed."""
     if data_type(dtype).kind in {NumberKind.FLOAT, NumberKind.FLOAT8}:
         return "fp64"
+    # Only a uint64 has values beyond int64.
     return "u64" if dtype == "uint64" else "i64"
 
 

@@ -178,6 +178,7 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
     build or a launch chooses.
     """
     signature = {parameter.name: parameter.type for parameter in text.parameters}
+    # Triton's JIT makes a constant of an integer that is 1; a build ahead of time has to agree.
     constants = {p.name: 1 for p in text.parameters if _is_one(p)}
     signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
     aligned = {
@@ -194,6 +195,7 @@ def _is_one(parameter: KernelParameter) -> bool:
 
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     """Return what heuristics and launches are told."""
+    # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
         "grid_type": _GRIDS[kept],

@@ -253,7 +253,8 @@ def _pointwise(
     texts += [_argument_text(argument, dtype, row) for argument in rest]
     if all(not isinstance(argument, TextValue) for argument in rest):
         # Python itself would compute a text of bare numbers, with its own types and rounding.
-        texts[row.conditions :] = [constant_text(argument, dtype) for argument in rest]  # type: ignore[arg-type]
+        numbers = [constant_text(argument, dtype) for argument in rest]  # type: ignore[arg-type]
+        texts[row.conditions :] = numbers
     return TextValue(
         row.write([operand(text) for text in texts], data_type(dtype), options),
         row.result_dtype(dtype, options),

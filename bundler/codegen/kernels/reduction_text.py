@@ -202,6 +202,7 @@ class ReductionWriter:
         if not self._looped:
             count = f"tl.full([], {row.prefix}numel, {kind})"
             mean, squares, weight = (self._name() for _ in range(3))
+            # The count is that of the row, not of the block, whose other lanes are masked.
             lines.append(
                 f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count},"
                 f" {row.axis})"
@@ -209,6 +210,7 @@ class ReductionWriter:
             return self._shaped((mean, squares), value.dtype, lines)
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
+        # In the first step accumulators hold nothing, which `welford_next` is told.
         new = [self._name() for _ in range(3)]
         lines.append(
             f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset"

@@ -207,6 +207,7 @@ class GraphBuilder:
 
     def _moved(self, root: LazyTensor) -> str:
         """Compute a tensor into a new buffer in the layout that torch traced, and read it there."""
+        # Whoever sees the tensor from outside relies on torch's strides.
         strides = root.strides or contiguous_strides(root.sizes)
         layout = TensorLayout(root.dtype, root.sizes, tuple(strides))
         name = self.new_buffer(layout)
@@ -227,6 +228,7 @@ class GraphBuilder:
                 ]
             )
         )
+        # The dtype of the buffer, which a 16-bit result is rounded to when it is stored.
         value = self.pool.cast(value, layout.dtype)
         self.nodes.append(
             Loop(

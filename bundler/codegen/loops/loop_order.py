@@ -144,6 +144,6 @@ def _by_stride(
         ]
         # An expression that does not run through all of them says nothing of their order.
         if all(stride.is_Integer and stride > 0 for stride in strides):
-            order = sorted(range(len(dimensions)), key=lambda n, found=strides: (-found[n], n))  # type: ignore[misc]
-            return [dimensions[number] for number in order]
+            order = sorted((-stride, number) for number, stride in enumerate(strides))
+            return [dimensions[number] for _, number in order]
     return dimensions

@@ -55,6 +55,7 @@ class Dimension:
         """Return the symbol of a part."""
         key = (divisor, length)
         if key not in self.parts:
+            # Numbered as they are first used, so that equal kernels have equal text.
             name = f"{self.prefix}{len(self.parts)}"
             self.parts[key] = Part(
                 sympy.Symbol(name, integer=True, nonnegative=True), divisor, length

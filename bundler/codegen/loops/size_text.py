@@ -99,6 +99,7 @@ def _index(expr: sympy.Expr, text: object) -> str | None:
     assert callable(text)
     if expr.is_Integer or isinstance(expr, sympy.Symbol):
         return str(expr)
+    # Sums and products in an order that no hash decides; quotients as they are written.
     parts = [text(part) for part in sorted(expr.args, key=default_sort_key)]
     ordered = [text(part) for part in expr.args]
     match expr:

@@ -144,6 +144,7 @@ def index_places(
     shape = broadcast_sizes([tensor.sizes for tensor in tensors])
 
     def places(indices: Indices) -> Indices:
+        # The result has the index's dimensions in one place, and all others in order around them.
         spread, rest = (
             indices[first : first + rank],
             iter((*indices[:first], *indices[first + rank :])),

@@ -101,6 +101,7 @@ def _in_operand_dtype(
     builder: GraphBuilder, call: OperatorCall, *, operator: str, dtype: str = "bool"
 ) -> LazyTensor:
     """Compute in the dtype of the operands; the result has another one."""
+    # Comparisons look at the 16 bits that torch has, not at the float32 of a register.
     pool = builder.pool
     return elementwise(
         builder,
@@ -152,6 +153,7 @@ def _divided(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if call.namespace == "prims" and not floating:
         mode = "trunc"
     if mode is None:
+        # No rounding mode: a true quotient, which torch has in floats.
         return _in_result_dtype(builder, call, operator="truediv")
     if mode == "floor":
         return _in_result_dtype(builder, call, operator="floordiv")
@@ -239,6 +241,7 @@ def _clamped(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     ]
 
     def compute(term: Term, *limits: Term) -> Term:
+        # First the lower bound, then the upper one, which wins where they cross, as in torch.
         for (operator, _), limit in zip(bounds, limits, strict=True):
             term = pool.operate(operator, term, limit, dtype=dtype)
         return term
@@ -255,6 +258,7 @@ def _converted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     source = call.arguments.get("src", call.arguments.get("self", call.arguments.get("a")))
     if call.dtype in _FLOATS:
         return elementwise(builder, call, [source], call.dtype, lambda term: term)
+    # To integers and bools a 16-bit float is rounded first: 0.9999 may be 1.0 in 16 bits.
     pool = builder.pool
     return elementwise(
         builder, call, [source], "", lambda term: pool.cast(pool.rounded(term), call.dtype)
@@ -304,6 +308,7 @@ def _counted_in_floats(
     )
 
     def at(indices: Indices) -> Term:
+        # From the index, not from the number before: no rounding error is carried along.
         number = pool.cast(pool.index(indices[0], "int64"), wide)
         if step != 1:
             number = pool.operate("mul", number, pool.constant(step, wide), dtype=wide)

@@ -36,8 +36,11 @@ def _frexp(builder: GraphBuilder, call: OperatorCall) -> Results:
         call.dtype,
         lambda t: pool.operate("frexp_mantissa", t, dtype=call.dtype),
     )
+
     # Each result is computed by itself, from the same element.
-    at = lambda indices: pool.operate("frexp_exponent", source.at(indices), dtype="int32")  # noqa: E731
+    def at(indices: Indices) -> Term:
+        return pool.operate("frexp_exponent", source.at(indices), dtype="int32")
+
     return mantissa, builder.lazy(call.sizes, "int32", at, call.origins | source.origins)
 
 

@@ -66,6 +66,7 @@ def _matching_groups(old: Sizes, new: Sizes) -> list[tuple[list[int], list[int]]
         a, b = (old[i] if i >= 0 else _ONE), (new[j] if j >= 0 else _ONE)
         i, j = i - 1, j - 1
         while sympy.expand(a - b) != 0:
+            # The side that holds fewer elements takes one more dimension.
             grow_left = i >= 0 and (j < 0 or _smaller(a, b))
             if grow_left:
                 a, left, i = a * old[i], [i, *left], i - 1
@@ -106,6 +107,8 @@ def _unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Exp
 
 def permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     """Return a tensor with its dimensions in another order."""
+    # `back` turns the question round: where in the result does a dimension of the argument come
+    # from.
     order = [dim % len(tensor.sizes) for dim in dims]
     back = {old: new for new, old in enumerate(order)}
     return viewed(
@@ -186,6 +189,7 @@ def _dim(tensor: LazyTensor, dim: int, extra: int = 0) -> int:
 def _slice(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, dim = given["self"], _dim(given["self"], given.get("dim", 0))
     length, start = tensor.sizes[dim], sympy.sympify(given.get("start") or 0)
+    # Clamped to the tensor, as in Python. Of sizes that change only the sign is known.
     if start.is_Integer and length.is_Integer:
         start = sympy.Integer(
             min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
@@ -254,6 +258,7 @@ def _repeat(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> L
 def _diagonal(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, offset = given["self"], sympy.sympify(given.get("offset", 0))
     first, second = _dim(tensor, given.get("dim1", 0)), _dim(tensor, given.get("dim2", 1))
+    # A diagonal below the main one begins further down, one above it further right.
     down, right = (-offset, _ZERO) if offset.is_negative else (_ZERO, offset)
 
     def reindex(indices: Indices) -> list[sympy.Expr]:
