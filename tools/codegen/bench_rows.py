@@ -48,7 +48,7 @@ def rows(result: Found) -> list[Found]:
             least=max(len(graphs), LEAST_GRAPHS),
             peer="",
             wrong={name: one["error"] for name, one in graphs.items() if "error" in one},
-        ),
+        )
     ]
     if made:
         lines += _counted(made)
@@ -94,20 +94,8 @@ def _counted(made: dict[str, Found]) -> list[Found]:
             "graphs",
             peer=f"Inductor {sum(bool(one['calls'][THEIRS]) for one in made.values())}",
         ),
-        measurement.row(
-            "generation, first time (geometric mean)",
-            _geometric(first),
-            "x",
-            most=MOST_GENERATION,
-            peer=f"Inductor's lowering and codegen; from {min(first):.2f} to {max(first):.2f}",
-        ),
-        measurement.row(
-            "generation, median (geometric mean)",
-            _geometric(again),
-            "x",
-            most=MOST_GENERATION,
-            peer=f"Inductor's lowering and codegen; from {min(again):.2f} to {max(again):.2f}",
-        ),
+        _mean("generation, first time", first, MOST_GENERATION, "Inductor's lowering and codegen"),
+        _mean("generation, median", again, MOST_GENERATION, "Inductor's lowering and codegen"),
         measurement.row(
             "graphs with kernels that have a stack, for spilled registers or the message of an"
             " assertion",
@@ -124,13 +112,7 @@ def _timed(timed: dict[str, Found]) -> list[Found]:
     worst = max(ratios, key=lambda name: ratios[name])
     over = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio > MOST_WORST]
     return [
-        measurement.row(
-            "run time, all graphs (geometric mean)",
-            _geometric(list(ratios.values())),
-            "x",
-            most=MOST_MEAN,
-            peer=f"Inductor; from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}",
-        ),
+        _mean("run time, all graphs", list(ratios.values()), MOST_MEAN, "Inductor"),
         measurement.row(
             "run time, the slowest graph",
             ratios[worst],
@@ -276,5 +258,12 @@ def _median(one: Found, side: str) -> float:
     return float(statistics.median(one["generation_ms"][side]))
 
 
-def _geometric(figures: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, figures)) / len(figures))
+def _mean(words: str, ratios: Sequence[float], most: float, peer: str) -> Found:
+    """Return the row of a geometric mean, with the ends of what it is of."""
+    return measurement.row(
+        f"{words} (geometric mean)",
+        math.exp(sum(map(math.log, ratios)) / len(ratios)),
+        "x",
+        most=most,
+        peer=f"{peer}; from {min(ratios):.2f} to {max(ratios):.2f}",
+    )

@@ -2,9 +2,12 @@
 """Programs generated and built without a GPU, carried, and launched on one in a process without
 torch and Triton: writes docs/results/codegen-mission.json.
 
-    python -m tools.codegen mission --build FOLDER [NAME ...]        here: one bundle for each of 44 graphs, for cuda:90
-    python -m tools.codegen mission --launch FOLDER --results OUT    there: launched, and compared with torch
-    python -m tools.codegen mission --check                          does the result meet its target?
+    python -m tools.codegen mission --build FOLDER [NAME ...]
+        here: one bundle for each of 44 graphs, for cuda:90
+    python -m tools.codegen mission --launch FOLDER --results OUT
+        there: launched, and compared with torch
+    python -m tools.codegen mission --check
+        does the result meet its target?
 
 The launching process has strict mode on, and neither torch nor Triton can be imported in it: inputs
 are arrays of numpy, memory is the CUDA driver's.  It leaves results in files, which a second

@@ -2,13 +2,19 @@
 """Whole models of transformers and timm through our backend, judged as TorchInductor's dashboard
 judges, and what is called beside what Inductor calls.
 
-    python -m tools.codegen models --shard 1/3 --out FILE         a third of the models; FILE is added to, while the sources stay the same
-    python -m tools.codegen models --resume --out FILE            what FILE has no answer for
+    python -m tools.codegen models --shard 1/3 --out FILE
+        a third of the models; FILE is added to, while the sources stay the same
+    python -m tools.codegen models --resume --out FILE
+        what FILE has no answer for
     python -m tools.codegen models --only BertForMaskedLM --mode training
-    python -m tools.codegen models --device cpu --no-inductor     tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
-    python -m tools.codegen models --merge FILE FILE --out FILE   one result of several
-    python -m tools.codegen models --kind multi-gpu               cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
-    python -m tools.codegen models --check --out FILE             runs nothing
+    python -m tools.codegen models --device cpu --no-inductor
+        tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
+    python -m tools.codegen models --merge FILE FILE --out FILE
+        one result of several
+    python -m tools.codegen models --kind multi-gpu
+        cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
+    python -m tools.codegen models --check --out FILE
+        runs nothing
 
 Each model runs in a process of its own, `model_process`, and has to be right: three batch sizes,
 inference in bfloat16, training in float32 with all gradients.  `cases` are uses that are no model

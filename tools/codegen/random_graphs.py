@@ -3,8 +3,10 @@
 in float64; writes docs/results/codegen-random.json.
 
     python -m tools.codegen random-graphs --count 2000 --small 500 --results OUT
-    python -m tools.codegen random-graphs --first SEED --count 1                   one again
-    python -m tools.codegen random-graphs --again --results OUT                    those that the result says are wrong, after a change
+    python -m tools.codegen random-graphs --first SEED --count 1
+        one again
+    python -m tools.codegen random-graphs --again --results OUT
+        those that the result says are wrong, after a change
     python -m tools.codegen random-graphs --check
 
 The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes

@@ -2,10 +2,14 @@
 """Random programs through torch.compile, beside eager torch: products, convolutions, attention,
 sorts, norms, views, in-place changes, gradients, sizes.
 
-    python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT       on a GPU
-    python -m tools.codegen random-programs --device cpu --count 500 --results OUT       in Triton's interpreter
-    python -m tools.codegen random-programs --first SEED --count 1                       one again
-    python -m tools.codegen random-programs --merge --results OUT                        the shards as one result
+    python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT
+        on a GPU
+    python -m tools.codegen random-programs --device cpu --count 500 --results OUT
+        in Triton's interpreter
+    python -m tools.codegen random-programs --first SEED --count 1
+        one again
+    python -m tools.codegen random-programs --merge --results OUT
+        the shards as one result
     python -m tools.codegen random-programs --check --results OUT
 
 The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes

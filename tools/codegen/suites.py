@@ -2,9 +2,11 @@
 """torch's own lists of operators and modules, op_db and module_db, as generated programs: right,
 wrong or raised, beside eager torch.
 
-    python -m tools.codegen suites --shard 1/40 --workers 2                 on the CPU, in Triton's interpreter
+    python -m tools.codegen suites --shard 1/40 --workers 2
+        on the CPU, in Triton's interpreter
     python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out suites.json --resume
-    python -m tools.codegen suites --only 'op_db/ldexp/*'                   one operator
+    python -m tools.codegen suites --only 'op_db/ldexp/*'
+        one operator
 
 A case is named suite/operator/dtype/mode/sample (`suite_cases`), is judged by `suite_judge`, and
 runs in a process that may crash or hang, which is one `raises`.  Where there is no network,
@@ -84,12 +86,7 @@ def main() -> int:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line, this process's unless another is given."""
-    line = parser(
-        __doc__,
-        "workers seconds drawn-candidates resume again",
-        workers=1,
-        seconds=1e9,
-    )
+    line = parser(__doc__, "workers seconds drawn-candidates resume again", workers=1, seconds=1e9)
     for name, about in (
         ("--only", "pattern of names of cases"),
         ("--dtype", "float32, bfloat16, int64 or bool"),
@@ -195,12 +192,12 @@ def summary(verdicts: Verdicts, left_out: dict[str, str], left: int) -> dict[str
             suite, _, dtype, mode, _ = name.split("/")
             for row in (suite, f"{suite}, {dtype}", f"{suite}, {mode}"):
                 counts.setdefault(row, Counter())[verdict["outcome"]] += 1
+
+    def having(outcome: str) -> dict[str, Answer]:
+        return {name: one for name, one in sorted(verdicts.items()) if one["outcome"] == outcome}
+
     found = {
-        outcome: {
-            name: verdict["why"]
-            for name, verdict in sorted(verdicts.items())
-            if verdict["outcome"] == outcome
-        }
+        outcome: {name: one["why"] for name, one in having(outcome).items()}
         for outcome in ("wrong", "raises", "skipped")
     }
     allowed: dict[str, list[str]] = {}
@@ -219,9 +216,7 @@ def summary(verdicts: Verdicts, left_out: dict[str, str], left: int) -> dict[str
         **found,
         "left_out": left_out,
         "allowed": allowed,
-        "unchecked": sorted(
-            name for name, one in verdicts.items() if one["outcome"] == "unchecked"
-        ),
+        "unchecked": list(having("unchecked")),
         "notes": noted,
         "not_run": left,
     }

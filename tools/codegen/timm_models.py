@@ -20,14 +20,24 @@ CLASSES = 16
 
 
 class Row(NamedTuple):
-    """One model: its name in timm, the pixels of its images, what is smaller than timm's own, and
-    of how many blocks the first are kept, if not all.
+    """One model.
+
+    Attributes:
+        model: its name in timm.
+        pixels: of its images.
+        smaller: what is smaller than timm's own.
+        blocks: how many of the first are kept, if not all.
+        training: the dashboard's tolerance in training, by its timm_models.yaml of today, and its
+            list of 60 for the former ones.
+        larger: whether the dashboard lets small tensors be further off.
     """
 
     model: str
     pixels: int
     smaller: dict[str, Any]
     blocks: int | None
+    training: float
+    larger: bool
 
 
 def _with_tuples(value: Any) -> Any:
@@ -43,39 +53,11 @@ ROWS: dict[str, Row] = {
         row.get("pixels", 64),
         {key: _with_tuples(value) for key, value in row.get("smaller", {}).items()},
         row.get("blocks"),
+        row.get("training", 1e-2),
+        row.get("larger", False),
     )
     for name, row in (_TABLE["dashboard"] | _TABLE["former"] | _TABLE["others"]).items()
 }
-
-# As the dashboard has them: its timm_models.yaml of today, and its list of 60 for those of
-# `former`.
-HIGHER_TRAINING = {
-    "inception_v3": 4e-2,
-    "mobilenetv3_large_100": 4e-2,
-    "deit_base_distilled_patch16_224": 8e-2,
-    "vit_base_patch16_siglip_256": 8e-2,
-    "beit_base_patch16_224": 16e-2,
-    "crossvit_9_240": 4e-2,
-    "fbnetv3_b": 4e-2,
-    "gmixer_24_224": 4e-2,
-    "hrnet_w18": 4e-2,
-    "mixer_b16_224": 4e-2,
-    "selecsls42b": 4e-2,
-    "convnext_base": 4e-2,
-    "cait_m36_384": 4e-2,
-    "levit_128": 8e-2,
-    "sebotnet33ts_256": 8e-2,
-    "cspdarknet53": 8e-2,
-}
-LARGER_MULTIPLIER = frozenset(
-    {
-        "inception_v3",
-        "mobilenetv3_large_100",
-        "vit_base_patch14_dinov2",
-        "cspdarknet53",
-        "cait_m36_384",
-    }
-)
 
 
 def build(name: str, _device: str) -> torch.nn.Module:
@@ -102,8 +84,8 @@ def tolerance(name: str, mode: str) -> tuple[float, bool]:
     """Return the dashboard's tolerance for a model, and whether small tensors may be
     further off.
     """
-    found = HIGHER_TRAINING.get(name, 1e-2) if mode == "training" else 1e-3
-    return found, name in LARGER_MULTIPLIER
+    row = ROWS[name]
+    return row.training if mode == "training" else 1e-3, row.larger
 
 
 def inputs(name: str, batch: int, device: str) -> dict[str, torch.Tensor]:
