@@ -4,7 +4,7 @@ wrong or raised, beside eager torch.
 
     python -m tools.codegen suites --shard 1/40 --workers 2
         on the CPU, in Triton's interpreter
-    python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out suites.json --resume
+    python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out FILE --resume
     python -m tools.codegen suites --only 'op_db/ldexp/*'
         one operator
 
