@@ -16,12 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from bundler.backends.counters import TierCounters
+    from bundler.backends.port import TierCounters
     from bundler.backends.tiers import WhenDown
     from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
-    from bundler.compile.job_futures import CompileFuture
-    from bundler.compile.joined_futures import ScopeProgress
+    from bundler.compile.job_futures import CompileFuture, ScopeProgress
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
@@ -156,11 +155,12 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from bundler.store.store_server import StoreServer
-    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
     from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
+    from bundler.trust.subjects import Subject
 
 __version__ = "0.1.0"
 __all__ = [

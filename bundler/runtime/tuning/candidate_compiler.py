@@ -20,7 +20,7 @@ from bundler.compile import module_import
 from bundler.compile.build_plan import jobs_of, source_of
 from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.service import CompileService
-from bundler.compile.service_arguments import worker_count
+from bundler.compile.worker_pool import worker_count
 from bundler.errors import (
     BundlerError,
     CannotLaunchStatically,

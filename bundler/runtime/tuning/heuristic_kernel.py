@@ -16,8 +16,7 @@ from typing import Any
 
 from bundler.compile.build_plan import jobs_of
 from bundler.compile.compile_job import Compiled, SourceRef
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
 from bundler.format.entries import Target
@@ -42,7 +41,7 @@ from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 MAX_KNOWN = 4096
 _Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]

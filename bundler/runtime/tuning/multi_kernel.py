@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
