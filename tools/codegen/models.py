@@ -385,13 +385,13 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     def named(found: Callable[[str, Found], Any]) -> list[str]:
         return sorted(name for name, one in models.items() if found(name, one))
 
-    def counted(words: str, names: list[str], **bounds: float) -> Found:
+    def counted(words: str, names: list[str], **bounds: Any) -> Found:
         return measurement.row(words, len(names), f"of {len(models)}", names=names, **bounds)
 
     made = []
     for library in ("transformers", "timm") if whole else ():
         judged = named(
-            lambda name, one, library=library: (
+            lambda name, one, library=library: (  # type: ignore[misc]
                 name.startswith(library) and one["status"] not in {"absent", "broken"}
             )
         )
@@ -403,7 +403,7 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
         ("raises", "that raise"),
         ("broken", "that eager mode cannot run"),
     ):
-        names = named(lambda _, one, status=status: one["status"] == status)
+        names = named(lambda _, one, status=status: one["status"] == status)  # type: ignore[misc]
         made.append(counted(words, names, most=0))
     by_torch = named(lambda _, one: one.get("as_torch_has_them"))
     made.append(counted("with a graph that runs as torch has it", by_torch, most=0))
