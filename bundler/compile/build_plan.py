@@ -26,7 +26,7 @@ from bundler.errors import BundlerError, CompileFailed, ConfigError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.toolchain import compile_call, jit_specialization
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 from bundler.toolchain.jit_specialization import Specialized
 
 Keywords = Mapping[str, Any]

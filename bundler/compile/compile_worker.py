@@ -51,7 +51,7 @@ from bundler.compile.worker_messages import (
 from bundler.errors import WorkerDied
 from bundler.format import wire
 from bundler.project import VERSION
-from bundler.toolchain.warmup import warm
+from bundler.toolchain.compile_call import warm
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16

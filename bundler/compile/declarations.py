@@ -33,7 +33,7 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.limits import MIB
 from bundler.settings_files import toml_of
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 K = TypeVar("K")
 
@@ -50,7 +50,7 @@ class Declaration:
     """One kernel to build, in each of its variants.
 
     Attributes:
-        signature: argument name -> spec (`toolchain/imagined_arguments.py`), or a list of specs,
+        signature: argument name -> spec (`toolchain/argument_specs.py`), or a list of specs,
             each of which is a variant.
         constants, options: name -> value, or a list of values, each of which is a variant; all
             combinations are built.

@@ -29,7 +29,7 @@ from bundler import errors
 from bundler.errors import BundlerError, CompileFailed, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.toolchain.diagnostics import telling_line
-from bundler.toolchain.manager_environment import manager_environment
+from bundler.toolchain.recording.manager_environment import manager_environment
 
 PROTOCOL = 1
 TOKEN_BYTES = 8

@@ -13,7 +13,7 @@ from bundler.compile.build_plan import Plan
 from bundler.compile.declarations import Declaration, declarations_of, read_build_file
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Target
-from bundler.toolchain.imagined_arguments import StandInTensor, same_type, stand_in
+from bundler.toolchain.argument_specs import StandInTensor, same_type, stand_in
 
 MODULE = """
 import triton
