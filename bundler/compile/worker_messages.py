@@ -170,12 +170,26 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
+def failure(
+    name: str,
+    reason: str,
+    said: str = "",
+    words: str = "",
+    kind: type[CompileFailed] = CompileFailed,
+    **facts: Any,
+) -> CompileFailed:
+    """Return the error of a kernel that was not compiled; `said`: the sentence, where the reason
+    alone is none.
+    """
+    text = f"{name}: {said or reason}"
+    return kind(text, name=name, reason=reason, line=None, words=words, **facts)
+
+
 def as_failure(name: str, error: BaseException, words: str) -> BundlerError:
     """Return what a job raised as an error of ours that names the kernel."""
     if isinstance(error, BundlerError):
         return error
-    reason = f"{type(error).__name__}: {error}"
-    return CompileFailed(f"{name}: {reason}", name=name, reason=reason, line=None, words=words)
+    return failure(name, f"{type(error).__name__}: {error}", words=words)
 
 
 def tail(text: str) -> bytes:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from bundler.errors import FormatError
-from bundler.integrations.process_notes import ProcessNote, ended, sweep_processes, this_process
+from bundler.integrations.process_notes import ProcessNote, sweep_processes, this_process
 from bundler.integrations.source_texts import SourceTexts
 from bundler.integrations.user_directories import LocalDirectory
 
@@ -92,7 +92,7 @@ class MissNotes:
             OSError: it cannot be written.
         """
         if self._process is not None:
-            ended(self._process, hits, compiled).write(self._local)
+            self._process._replace(hits=hits, compiled=compiled).write(self._local)
             self._write_sources()
 
     def reset_after_fork(self) -> None:

@@ -4,7 +4,7 @@ and Triton's own where we have none.
 
 Triton builds `cuda_utils` when its driver starts, from a file of its package; up to 3.6 also a
 launcher for each signature, from text that it writes.  A `Supplier`
-(`bundler/runtime/launch/jit_modules.py`) has both ready.  It is asked in place of the build: by two
+(`bundler/runtime/launch/jit/jit_modules.py`) has both ready.  It is asked in place of the build: by two
 functions that stand in for those that the driver module calls, and by the cache manager
 (`cache_manager.py`) where a session begins in the middle of a build, as it does when the
 environment names our manager.  `bundler/integrations/_process.py` says from when to when.

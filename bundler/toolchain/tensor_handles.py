@@ -8,7 +8,7 @@ says: it is looked for in a few tensors by what `_cdata` tells, and taken only w
 then has the address that its `data_ptr()` returns.  On a machine where driver and Python take 4 us
 for a launch, this saves 50 ns a tensor.
 
-`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, after a
+`bundler/runtime/launch/drivers/launchers.py` passes what is found to the compiled launcher, after a
 process's first thousand launches.  Until then, and where nothing is found, the launcher calls
 `data_ptr()`; the compiled dispatcher, which needs device and type as well, asks torch's table of
 DLPack.

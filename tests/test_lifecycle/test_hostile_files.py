@@ -41,15 +41,15 @@ def named_by_users():
     """Return readers of files that a user names, by what they read: the end of the name, and the
     reader.
     """
-    from bundler.cli.tuning_sources import read_winners
-    from bundler.compile import build_file
+    from bundler.cli.bundles.tuning_sources import read_winners
+    from bundler.compile.declarations import read_build_file
     from bundler.integrations import inductor_generated
     from bundler.runtime.tuning.tuning_winners import LookupTable
 
     return {
         "bundle": (".tbundle", bundler.Bundle.load),
         "lookup table": (".json", LookupTable.load),
-        "build file": (".toml", build_file.read),
+        "build file": (".toml", read_build_file),
         "generated module": (".py", inductor_generated.load_generated),
         "winners of a table": (".json", read_winners),
         "winners of a record": (".tuning", read_winners),
