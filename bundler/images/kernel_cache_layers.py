@@ -64,9 +64,7 @@ def write_layer(out: BinaryIO, files: Iterable[tuple[str, bytes | memoryview]]) 
     """
     digest, size = hashlib.sha256(), 0
     made: set[str] = set()
-    with gzip.GzipFile(
-        filename="", mode="wb", fileobj=out, compresslevel=GZIP_LEVEL, mtime=0
-    ) as packed:
+    with gzip.GzipFile("", "wb", GZIP_LEVEL, out, mtime=0) as packed:
 
         def put(data: bytes | memoryview) -> None:
             digest.update(data)
@@ -153,10 +151,8 @@ def _why_not(inside: str) -> str | None:
 def _write(path: str, chunks: Iterator[bytes]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # Created here and now: the folder is ours, and no member is a link.
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600),
-        "wb",
-    ) as out:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb") as out:
         out.writelines(chunks)
 
 

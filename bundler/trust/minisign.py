@@ -76,10 +76,8 @@ def write_signature(key: SigningKey, chunks: Iterable[bytes], comment: str) -> s
     signature = key.sign(_hash(chunks))
     both = key.sign(signature + comment.encode())
     body = base64.b64encode(_PREHASHED + number_of(key) + signature).decode()
-    return (
-        f"{_UNTRUSTED}signature by"
-        f" triton-bundler\n{body}\n{_TRUSTED}{comment}\n{base64.b64encode(both).decode()}\n"
-    )
+    last = base64.b64encode(both).decode()
+    return f"{_UNTRUSTED}signature by triton-bundler\n{body}\n{_TRUSTED}{comment}\n{last}\n"
 
 
 def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str | None:
@@ -125,10 +123,9 @@ def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str 
     if not candidates:
         return None
     digest = _hash(chunks)
+    signed = ((signature, digest), (both, signature + comment.encode()))
     for key in candidates:
-        if ed25519.verifies(key.public, signature, digest) and ed25519.verifies(
-            key.public, both, signature + comment.encode()
-        ):
+        if all(ed25519.verifies(key.public, *one) for one in signed):
             return comment
     return None
 

@@ -92,18 +92,11 @@ def sign(
         statement = bundle_statement(
             bundle, stored=bundle.stored_digest, expires_s=expires_s, trust=trust
         )
-        mine = Envelope(BundleStatement.payload_type, statement.encode()).sign(key)
+        mine = _signed(statement, key)
         kept = [data for data in bundle.signatures if not _is_of(data, key)]
         bundle.signed.write_copy(target, [*kept, mine.encode()])
-        report = SignReport(
-            target,
-            bundle.digest,
-            key.key_id,
-            statement.trust,
-            statement.targets,
-            statement.families,
-            statement.expires,
-        )
+        said = (statement.trust, statement.targets, statement.families, statement.expires)
+        report = SignReport(target, bundle.digest, key.key_id, *said)
     if not minisign:
         return report
     comment = (
@@ -148,8 +141,11 @@ def bundle_statement(
 
 def bundle_envelope(bundle: Bundle, key: SigningKey) -> bytes:
     """Return a signature of a bundle's content, wherever its bytes are."""
-    statement = bundle_statement(bundle)
-    return Envelope(BundleStatement.payload_type, statement.encode()).sign(key).encode()
+    return _signed(bundle_statement(bundle), key).encode()
+
+
+def _signed(statement: BundleStatement | TagStatement, key: SigningKey) -> Envelope:
+    return Envelope(statement.payload_type, statement.encode()).sign(key)
 
 
 def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int) -> bytes:
@@ -165,7 +161,7 @@ def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int
     statement = TagStatement(
         store=store, tag=tag, content=content, epoch=epoch, signed_at=int(time.time())
     )
-    return Envelope(TagStatement.payload_type, statement.encode()).sign(key).encode()
+    return _signed(statement, key).encode()
 
 
 def file_chunks(path: str | os.PathLike[str]) -> Iterator[bytes]:

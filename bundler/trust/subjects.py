@@ -38,17 +38,14 @@ class Subject(Struct, frozen=True):
 
 def subject_of(bundle: Bundle) -> Subject:
     """Return what a signature of this bundle has to be of."""
+    opaque = [entry.path for entry in bundle.opaque]
     return Subject(
         content=bundle.digest.removeprefix("sha256:"),
         stored=bundle.stored_digest,
         targets=tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
         # The family stands in the path, and a restore refuses an index whose own family is another
         # one.
-        families=tuple(
-            sorted(
-                {entry.path.split("/")[1] for entry in bundle.opaque if is_tree_path(entry.path)}
-            )
-        ),
+        families=tuple(sorted({path.split("/")[1] for path in opaque if is_tree_path(path)})),
         trust="code" if _has_code(bundle) else "kernels",
     )
 

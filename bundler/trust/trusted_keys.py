@@ -12,7 +12,6 @@
 
 # Annotations are real ones in this module, as in `statements.py`.
 import base64
-import binascii
 import fnmatch
 import os
 import re
@@ -83,20 +82,15 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
         Raises:
             FormatError: it is none.
         """
+        shown = f"public key {self.key[:80]!r}"
         try:
             data = base64.b64decode(self.key, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise FormatError(
-                f"public key {self.key[:80]!r}: {error}, expected base64 of 32 bytes"
-            ) from error
+        except ValueError as error:
+            raise FormatError(f"{shown}: {error}, expected base64 of 32 bytes") from error
         if len(data) != ed25519.KEY_BYTES:
-            raise FormatError(
-                f"public key {self.key[:80]!r}: {len(data)} bytes, expected {ed25519.KEY_BYTES}"
-            )
+            raise FormatError(f"{shown}: {len(data)} bytes, expected {ed25519.KEY_BYTES}")
         if ed25519.is_weak(data):
-            raise FormatError(
-                f"public key {self.key[:80]!r}: anybody can sign for it; somebody tampered with it"
-            )
+            raise FormatError(f"{shown}: anybody can sign for it; somebody tampered with it")
         return data
 
     @property
@@ -123,9 +117,8 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f"may not vouch for trust level {statement.trust!r}, only for"
                 f" {', '.join(self.trust) or 'none'}"
             )
-        return _outside("target", statement.targets, self.targets) or _outside(
-            "family", statement.families, self.families
-        )
+        outside = _outside("target", statement.targets, self.targets)
+        return outside or _outside("family", statement.families, self.families)
 
 
 class TrustedKeys:
@@ -218,11 +211,10 @@ def _decoded(path: str | os.PathLike[str], data: bytes) -> TrustedKey:
     try:
         key = msgspec.json.decode(data, type=TrustedKey)
         key.public  # noqa: B018  # a key that is none is found now
-        if key.minisign and (
-            len(key.minisign) != _MINISIGN_DIGITS or key.minisign.strip(HEX_DIGITS)
-        ):
+        number = key.minisign
+        if number and (len(number) != _MINISIGN_DIGITS or number.strip(HEX_DIGITS)):
             raise FormatError(
-                f"minisign {key.minisign!r}, expected {_MINISIGN_DIGITS} hexadecimal digits"
+                f"minisign {number!r}, expected {_MINISIGN_DIGITS} hexadecimal digits"
             )
     except (msgspec.DecodeError, FormatError) as error:
         raise FormatError(
@@ -288,9 +280,8 @@ def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
     """
     _check_name(name)
     key = read_key(os.path.join(folder, name + _SUFFIX))
-    return write_key(
-        folder, name, msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now)))
-    )
+    revoked = msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now)))
+    return write_key(folder, name, revoked)
 
 
 def _outside(kind: str, names: Iterable[str], patterns: tuple[str, ...]) -> str | None:
