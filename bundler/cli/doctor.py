@@ -39,21 +39,15 @@ from bundler.format.bundle_file import STALE_AFTER_S
 from bundler.lifecycle.cache_directory import TEMPORARY_PREFIX, remove_leftover
 from bundler.lifecycle.machine_store import open_store
 from bundler.project import install, page
-from bundler.runtime.launch import jit_modules, launchers
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.jit import jit_modules
 from bundler.store.store_urls import local_directory, with_settings
-from bundler.toolchain import (
-    child_recording,
-    directories,
-    driver_modules,
-    identity,
-    inductor_caches,
-    line_information,
-    ptxas,
-    targets,
-    tried_releases,
-)
-from bundler.toolchain.manager_environment import MANAGER_VARIABLE
-from bundler.toolchain.manager_environment import SESSION_MANAGER as MANAGER
+from bundler.toolchain import directories, driver_modules, identity, ptxas, targets
+from bundler.toolchain.inductor import inductor_caches
+from bundler.toolchain.keys import keytext
+from bundler.toolchain.recording import child_recording
+from bundler.toolchain.recording.manager_environment import MANAGER_VARIABLE
+from bundler.toolchain.recording.manager_environment import SESSION_MANAGER as MANAGER
 from bundler.user_settings import Settings
 
 _LITTLE_SPACE_BYTES = 1 << 30
@@ -67,13 +61,13 @@ _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 _LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 _MISSING = """
-from bundler.toolchain import inductor_caches, inductor_hooks
-print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_hooks.NEEDED))))
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_tuners.NEEDED))))
 """
 _PATH_COUNTS = """
 import triton.runtime.jit, triton.knobs
-from bundler.toolchain import line_information
-print(line_information.path_counts())
+from bundler.toolchain.keys import keytext
+print(keytext.path_counts())
 """
 # Imports a manager as Triton does, which knows the class by the name of its base.
 _IMPORT = """
@@ -422,10 +416,10 @@ def toolchain_checks() -> Iterator[Finding]:
         "triton": toolchain.release if toolchain is not None else None,
         "torch": identity.version_of("torch"),
     }
-    untried = {name: one for name, one in here.items() if tried_releases.untried(name, one)}
+    untried = {name: one for name, one in here.items() if identity.untried(name, one)}
     if untried:
         told = ", ".join(f"{name} {release}" for name, release in untried.items())
-        lists = "; ".join(f"{name} {', '.join(tried_releases.TRIED[name])}" for name in untried)
+        lists = "; ".join(f"{name} {', '.join(identity.TRIED[name])}" for name in untried)
         lacking = _torch_lacks() if "torch" in untried else ""
         yield _warning(
             "releases",
@@ -438,7 +432,7 @@ def toolchain_checks() -> Iterator[Finding]:
         yield _warning(
             "line information",
             "this Triton's keys hold path and column of the source: they differ between checkouts",
-            line_information.ADVICE,
+            keytext.ADVICE,
         )
 
 

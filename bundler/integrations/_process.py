@@ -23,8 +23,8 @@ from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import RegisteredBundles
 from bundler.integrations.session_options import SessionOptions, store_of_settings
-from bundler.toolchain.cache_delegate import DelegateSource
-from bundler.toolchain.manager_environment import Active, manager_environment
+from bundler.toolchain.recording.cache_delegate import DelegateSource
+from bundler.toolchain.recording.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
 
 # What opens stores, and what a session is made of, is imported when the first one begins: Triton
@@ -340,7 +340,7 @@ def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
     """
     if launcher == "triton":
         return lambda: None
-    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.runtime.launch.jit.jit_modules import JitModules
     from bundler.toolchain.driver_modules import driver_modules
 
     supplier = JitModules(tally.launcher)
@@ -355,7 +355,7 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session
-    from bundler.toolchain.cache_manager import asked_for
+    from bundler.toolchain.recording.cache_manager import asked_for
     from bundler.user_settings import Settings
 
     problem: BundlerError | None = None

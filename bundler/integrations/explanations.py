@@ -33,7 +33,7 @@ from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.machine_store import Store
 from bundler.store.references import did_you_mean
 from bundler.toolchain import directories
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain.recording.spool_records import SpooledEvent
 from bundler.user_warnings import show
 
 # So long it waits for what this process compiled to be noted.

@@ -32,14 +32,9 @@ from bundler.lifecycle.restoration import restore
 from bundler.lifecycle.restore_options import Only, Trust
 from bundler.lifecycle.restore_plan import opened
 from bundler.project import install
-from bundler.toolchain import (
-    directories,
-    identity,
-    inductor_caches,
-    inductor_hooks,
-    inductor_tuners,
-)
-from bundler.toolchain.inductor_graphs import RewrittenEntries, rewrite
+from bundler.toolchain import directories, identity
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain.inductor.inductor_graphs import RewrittenEntries, rewrite
 from bundler.user_warnings import warn
 
 __all__ = ["compile_generated", "load", "load_generated", "save"]
@@ -132,7 +127,7 @@ def load(
     with opened(bundle) as source:
         report = restore(source, devices=devices, only=only, trust=trust)
         reasons = list(_why_not_found(source, trust))
-    lacking = inductor_hooks.keep_winners()
+    lacking = inductor_tuners.keep_winners()
     if lacking:
         reasons.append(
             f"torch {inductor_caches.release()} is not one that we know, it has no"

@@ -40,10 +40,10 @@ from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import BandwidthReport
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.argument_specs import Spec
 from bundler.toolchain.compile_call import compile_function
-from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.keys.encoding import encode_value
 
 Meta = Mapping[str, Any]
 # Inductor's own, where it measures with the profiler.

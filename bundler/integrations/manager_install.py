@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bundler.config import PREFIX
-from bundler.toolchain.cache_delegate import DelegateSource
-from bundler.toolchain.child_recording import hidden_package_parent
-from bundler.toolchain.manager_environment import Active
+from bundler.toolchain.recording.cache_delegate import DelegateSource
+from bundler.toolchain.recording.child_recording import hidden_package_parent
+from bundler.toolchain.recording.manager_environment import Active
 
 if TYPE_CHECKING:
     from bundler.integrations.session_options import SessionOptions
@@ -32,7 +32,7 @@ def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -
     if store.urls:
         return inherited_activity(source, session=_for_children(store.urls, options))
     # imports Triton, whose settings in Python are changed
-    from bundler.toolchain import cache_manager  # noqa: F401
+    from bundler.toolchain.recording import cache_manager  # noqa: F401
 
     return Active(in_code=partial(_in_front_of, source), here_only=True)
 
@@ -62,7 +62,7 @@ def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
     """Return our manager in front of the one that the program set in Python, or of what the
     environment names; None for what is ours.
     """
-    from bundler.toolchain import cache_manager
+    from bundler.toolchain.recording import cache_manager
 
     behind = theirs if theirs is not None else cache_manager.named_by_environment()
     if cache_manager.has_delegate(behind, source):

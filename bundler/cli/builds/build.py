@@ -35,10 +35,11 @@ from bundler.cli.stores.store_options import (
     stores_option,
 )
 from bundler.cli.terminal import Bar, Screen
-from bundler.compile import build_file, bundle_build
+from bundler.compile import bundle_build
 from bundler.compile.build_plan import Failure, Plan
 from bundler.compile.bundle_build import BuildResult
 from bundler.compile.compile_job import Job
+from bundler.compile.declarations import read_build_file
 from bundler.compile.retargeted_kernels import Retarget
 from bundler.compile.shards import Shard
 from bundler.config import without_registered_bundles
@@ -246,7 +247,7 @@ class _Request:
                 with Bundle.load(self.recorded) as bundle:
                     Retarget(plan, bundle, self.modules).add(self.targets)
             elif self.spec is not None:
-                listed, targets = build_file.read(self.spec)
+                listed, targets = read_build_file(self.spec)
                 plan.add_listed(listed, self.targets or targets)
             else:
                 plan.add_modules(self.modules, self.targets)

@@ -33,7 +33,7 @@ from bundler.format.source_stripping import Strip, strip_source
 if TYPE_CHECKING:
     from bundler.format.bundle import Bundle
     from bundler.lifecycle.lifecycle_reports import RecordReport
-    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.recording.child_recording import ChildSpool
 
 NOTHING = (
     "nothing was recorded, so no bundle was written: the command compiled no Triton kernel and"
@@ -67,7 +67,7 @@ def run(
     executed. When CMD was fine, the status is 1 if nothing was recorded; then no bundle is written.
     With --json, what CMD prints goes to standard error.
     """
-    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.recording.child_recording import ChildSpool
 
     check_output(output)
     spool = ChildSpool()
@@ -153,7 +153,7 @@ def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> Non
     """Raise if the command is a Python, or a script of one, that could not import what recording
     needs.
     """
-    from bundler.toolchain.child_recording import check_interpreter
+    from bundler.toolchain.recording.child_recording import check_interpreter
 
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None and _is_there(command[0], environment):

@@ -19,7 +19,7 @@ from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.tuning.block_occupancy import block_occupancy
+from bundler.runtime.tuning.occupancy import block_occupancy
 
 # In the order of the compile.  `python` is the file of the function, where it was given.
 TEXT_KINDS = ("python", "source", "ttir", "ttgir", "llir", "ptx", "amdgcn")
