@@ -30,7 +30,7 @@ from rich.console import Console
 import bundler
 from bundler.cli import wording
 from bundler.cli.bundles.leak_search import find_leaks
-from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.terminal import Screen
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
@@ -610,8 +610,8 @@ def _programs(bundle: Bundle) -> None:
     programs = programs_of(bundle)
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         show_programs(Screen(out=Console(file=nowhere)), programs)
-    json.loads(wording.to_json([program_facts(program) for program in programs]))
-    msgspec.json.encode([program_facts(program) for program in programs])
+    json.loads(wording.to_json(programs))
+    msgspec.json.encode(programs)
 
 
 def _store(bundle: Bundle) -> None:

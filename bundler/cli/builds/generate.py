@@ -9,6 +9,7 @@ It imports the function's module, as `build` does, and hands the function to
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import traceback
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.builds.build import printing_aside
-from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.command import command, flag, option, repeated, targets_option
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
@@ -118,7 +119,7 @@ def generate_command(
         facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
     else:
         show_programs(screen, summaries)
-    facts["program"] = program_facts(summaries[0])
+    facts["program"] = dataclasses.asdict(summaries[0])
     screen.finish(facts)
 
 

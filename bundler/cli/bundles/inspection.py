@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from bundler.cli import wording
 from bundler.cli.bundles.extraction import KINDS_SHOWN, show_text
 from bundler.cli.bundles.leak_search import find_leaks, show_leaks
-from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.bundles.selection import chosen_kernels, kernel_option, only_kernel
 from bundler.cli.bundles.signatures import (
     sigstore_asked,
@@ -133,7 +133,7 @@ def inspect(
         programs = programs_of(opened)
         facts = {"path": bundle, **_facts(path, opened, kernels, known)}
         if programs:
-            facts["programs"] = [program_facts(program) for program in programs]
+            facts["programs"] = [dataclasses.asdict(program) for program in programs]
         _show(screen, opened, kernels, facts, known, programs if wanted is None else None)
         if leaks:
             with screen.progress("looking for paths", len(opened.content.blobs)) as bar:

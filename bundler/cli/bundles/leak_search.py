@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,18 +50,24 @@ def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dic
         how many files.
     """
     kernels = list(kernels)
-    tables: dict[str, dict[str, Counter[str]]] = {table: {} for table in _TITLES}
+    counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     placeholders: Counter[str] = Counter()
     searched: dict[str, list[tuple[str, str]]] = {}
     for kind, artifact in _artifacts(bundle, kernels, whole=whole):
         placeholders.update({PLACES.get(span.place, "other") for span in artifact.spans})
         if artifact.digest not in searched:
             searched[artifact.digest] = _found(bundle.read(artifact))
-        _count(tables, kind, searched[artifact.digest])
+        for leak in searched[artifact.digest]:
+            counts[leak][kind] += 1
     for kind, data in _beside_files(bundle, kernels, whole=whole):
-        _count(tables, kind, _found(data))
-    found = {table: _rows(_NAMES[table], where) for table, where in tables.items()}
-    return found | {"placeholders": dict(sorted(placeholders.items()))}
+        for leak in _found(data):
+            counts[leak][kind] += 1
+    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in _TITLES}
+    ordered = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
+    for (table, what), where in ordered:
+        row = {_NAMES[table]: what, "files": where.total(), "in": dict(where.most_common())}
+        rows[table].append(row)
+    return {**rows, "placeholders": dict(sorted(placeholders.items()))}
 
 
 def _found(data: bytes) -> list[tuple[str, str]]:
@@ -82,25 +88,11 @@ def _names_here() -> tuple[tuple[str, ...], tuple[str, ...]]:
     everywhere.
     """
     user, host = os.path.basename(os.path.expanduser("~")), socket.gethostname().partition(".")[0]
-    return tuple(n for n in [user] if _tells(n)), tuple(n for n in [host] if _tells(n))
-
-
-def _tells(name: str) -> bool:
-    return len(name) >= _SHORTEST_NAME and name not in _EVERYWHERE
-
-
-def _count(
-    tables: dict[str, dict[str, Counter[str]]], kind: str, found: Iterable[tuple[str, str]]
-) -> None:
-    for table, what in found:
-        tables[table].setdefault(what, Counter())[kind] += 1
-
-
-def _rows(name: str, where: dict[str, Counter[str]]) -> list[dict[str, Any]]:
-    return [
-        {name: what, "files": counts.total(), "in": dict(counts.most_common())}
-        for what, counts in sorted(where.items(), key=lambda item: (-item[1].total(), item[0]))
-    ]
+    mine, its = (
+        (name,) if len(name) >= _SHORTEST_NAME and name not in _EVERYWHERE else ()
+        for name in (user, host)
+    )
+    return mine, its
 
 
 def _artifacts(

@@ -481,7 +481,7 @@ def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
 
 
 def _candidates(record: TuningRecord, tuning: Tuning) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in sorted(tuning.timings, key=lambda t: (t.time_ns is None, t.time_ns or 0)):
         won = "*" if dict(one.config) == dict(record.config) else ""
         rows.append((won, describe(one.config), _time(one.time_ns), one.reason))

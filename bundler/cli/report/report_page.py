@@ -25,7 +25,7 @@ from msgspec import Struct
 
 import bundler
 from bundler.cli.bundles.comparison import changed_entries, count_entries
-from bundler.cli.bundles.program_facts import memory_words
+from bundler.cli.bundles.program_lines import memory_words
 from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.format.bundle import Bundle

@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`program_facts`, `show_programs`: what a generated program needs, as `generate` and `inspect`
-print it.
-"""
+"""`show_programs`: what a generated program needs, as `generate` and `inspect` print it."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from bundler.cli import wording
 from bundler.cli.terminal import Screen
 from bundler.runtime.program.program_summary import ProgramSummary
 
 _SHOWN = 12
-
-
-def program_facts(program: ProgramSummary) -> dict[str, Any]:
-    """Return what `--json` prints of a program."""
-    return dataclasses.asdict(program)
 
 
 def show_programs(screen: Screen, programs: Sequence[ProgramSummary]) -> None:
