@@ -144,7 +144,7 @@ class ReadyKernel(Struct, frozen=True, gc=False):
             return None
         # Writers in C look themselves, and a restore into an empty directory needs neither of these
         # modules.
-        from bundler.lifecycle.elf import why_unusable
+        from bundler.format.device_elf import why_unusable
         from bundler.lifecycle.kernel_directory import why_unreadable
 
         name, data = self.names[self.binary], self.contents[self.binary]
@@ -337,8 +337,8 @@ def _compare_first(
 
 def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
+    from bundler.format.device_elf import why_unusable
     from bundler.format.metadata import is_readable_head  # the extension looks itself
-    from bundler.lifecycle.elf import why_unusable
 
     _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel
     compared = zip(contents, digests, strict=False)  # there may be no digests

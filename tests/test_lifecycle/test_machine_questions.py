@@ -15,7 +15,7 @@ from bundler.format.entries import Target
 from bundler.lifecycle import compatibility, restoration
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel
-from bundler.toolchain import probes, ptxas, targets
+from bundler.toolchain import ptxas, targets
 
 PATIENCE_S = 20.0
 
@@ -66,7 +66,7 @@ class SlowLibrary:
 def driver(monkeypatch):
     """A machine where the driver of an H200 is slow to answer."""
     library = SlowLibrary()
-    monkeypatch.setattr(probes, "_NVIDIA_DEVICES", (os.devnull,))
+    monkeypatch.setattr(targets, "_NVIDIA_DEVICES", (os.devnull,))
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
     monkeypatch.setattr(targets, "_initialized_cuda", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -32,7 +32,7 @@ def jobs(count: int) -> list[Any]:
     """Return the kernels as jobs of the service."""
     from bundler.compile.compile_job import Job, SourceRef
     from bundler.format.entries import Target
-    from bundler.toolchain.encoding import encode_value
+    from bundler.toolchain.keys.encoding import encode_value
 
     made = []
     for name, types, constants, options in variants(count):
@@ -189,8 +189,8 @@ class _Shared:
 
     def __init__(self, store: str, cache_dir: str) -> None:
         from bundler import open_store
+        from bundler.compile.bundle_build import SharedCompiles
         from bundler.compile.service import CompileService
-        from bundler.compile.shared_compiles import SharedCompiles
 
         self._store = open_store(store)
         self._shared = SharedCompiles(self._store, cache_dir)

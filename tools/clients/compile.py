@@ -25,7 +25,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target
 from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.toolchain import compile_call, identity
-from bundler.toolchain.imagined_arguments import recorded_arguments
+from bundler.toolchain.argument_specs import recorded_arguments
 from tools.clients import found_kernels, stand_ins
 from tools.clients.found_kernels import FoundKernel
 from tools.clients.guesses import Call

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.toolchain import jit_specialization
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 Call = tuple[dict[str, Spec], dict[str, Any]]
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from bundler.toolchain.warmup import warm
+from bundler.toolchain.compile_call import warm
 from tools.clients.wheels import CLIENTS
 
 # Packages that the kernel files of servers import and that are not installed where this runs.

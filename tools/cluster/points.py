@@ -170,7 +170,7 @@ def defaults() -> dict[str, Any]:
     """Return what holds unless somebody sets something else, of our server files and of our
     URLs.
     """
-    from bundler.backends.redis import metered_socket, url_settings
+    from bundler.backends.redis import server_connections, url_settings
 
     with running() as store:
         # One by one: servers before 7.0 answer no more.
@@ -185,7 +185,7 @@ def defaults() -> dict[str, Any]:
         "tcp_backlog": said["tcp-backlog"],
         "redis": version,
         "timeout_s": url_settings.DEFAULT_TIMEOUT_S,
-        "bytes_per_s": metered_socket.BYTES_PER_S,
+        "bytes_per_s": server_connections.BYTES_PER_S,
     }
 
 

@@ -29,8 +29,8 @@ from rich.console import Console
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.leak_search import find_leaks
-from bundler.cli.program_facts import program_facts, show_programs
+from bundler.cli.bundles.leak_search import find_leaks
+from bundler.cli.bundles.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
@@ -57,8 +57,8 @@ from bundler.runtime import DryDriver, build_plan, can_launch, load
 from bundler.runtime.program.program_summary import programs_of
 from bundler.runtime.tuning.occupancy import usage_of
 from bundler.runtime.tuning.tuning_winners import config_of, record_of, table_entry
-from bundler.toolchain import rekeyed_key
 from bundler.toolchain.identity import triton_dir
+from bundler.toolchain.replay import rekeyed_key
 
 ACCEPTED = "accepted"
 GROUP = "__grp__"

@@ -58,9 +58,9 @@ def watch(driver: Any) -> Profile:
     from bundler.format.bundle import Bundle
     from bundler.runtime.launch import loaded_plans
     from bundler.runtime.launch.bundle_kernels import Kernels
-    from bundler.runtime.launch.specialization_choice import Choices
-    from bundler.runtime.launch.specialization_index import CallShape
-    from bundler.runtime.launch.specialization_match import Specialization
+    from bundler.runtime.launch.calls.specialization_choice import Choices
+    from bundler.runtime.launch.calls.specialization_index import CallShape
+    from bundler.runtime.launch.calls.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
 
     profile = Profile()

@@ -235,7 +235,7 @@ def _cost(_folder: Path) -> dict[str, Any]:
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime.driver import driver
 
-    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.runtime.launch.jit.jit_modules import JitModules
     from bundler.toolchain.driver_modules import driver_modules
 
     x, out = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")

@@ -160,7 +160,7 @@ def open_driver(launch_path: str) -> Any:
     """Return a driver for CUDA that takes one of the two launch paths; builds the extension where
     it was not.
     """
-    from bundler.runtime.launch.cuda import CudaDriver
+    from bundler.runtime.launch.drivers.cuda import CudaDriver
 
     if launch_path == "compiled":
         provide_extension()
@@ -170,7 +170,7 @@ def open_driver(launch_path: str) -> Any:
 def provide_extension() -> None:
     """Make our extensions importable: they are in an installed package, but not in the checkout."""
     import bundler.runtime.launch
-    from bundler.runtime.launch.launchers import compiled_type
+    from bundler.runtime.launch.drivers.launchers import compiled_type
 
     if compiled_type() is None:
         folder = Path(os.environ.get("GPU_CHECK_BUILD") or tempfile.mkdtemp(prefix="gpu-check."))

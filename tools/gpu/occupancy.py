@@ -20,7 +20,7 @@ from typing import Any
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.tuning.block_occupancy import block_occupancy
+from bundler.runtime.tuning.occupancy import block_occupancy
 from tools.gpu.steps import TIMEOUT_S, bundler_command
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT

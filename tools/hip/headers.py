@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundler.runtime.launch import hip_api, launchers
-from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
+from bundler.runtime.launch.drivers import hip_api, launchers
+from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, command, python_path
 from tools.shared.wheel_files import fetched, unpack

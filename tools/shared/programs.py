@@ -19,9 +19,8 @@ _OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
 _EXTENSIONS = (
     "lifecycle/_kernel_reader",
     "lifecycle/_kernel_writer",
-    "runtime/launch/_dispatch",
-    "runtime/launch/_jit_driver",
     "runtime/launch/_launch",
+    "runtime/launch/jit/_jit_driver",
 )
 
 
