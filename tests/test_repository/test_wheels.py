@@ -168,7 +168,9 @@ def test_a_wheel_without_its_extensions_is_no_wheel_for_a_machine(wheel):
             archive.writestr(f"bundler/{name}.abi3.so", b"\x7fELF" + bytes(14) + b"\xb7\x00")
     found = list(problems_of(empty))
     assert sum("is not for the machine" in fault for fault in found) == len(EXTENSIONS)
-    assert sum("Python would not load it" in fault for fault in found) == 3
+    assert sum("Python would not load it" in fault for fault in found) == [
+        *EXTENSIONS.values()
+    ].count(False)
 
 
 def test_an_archive_is_the_same_whoever_packs_it():

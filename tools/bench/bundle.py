@@ -17,20 +17,23 @@ import os
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tools.bench import floors, jobs
-from tools.bench.basics import basics
-from tools.bench.fresh import FRESH_BUNDLE, first_restore
+from tools.bench.fresh import FRESH_BUNDLE, first_restore, imports
+from tools.bench.hits import hits
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
 from tools.bench.sides import Side, arguments, sides, working_folder
+from tools.bench.signature_cost import signature_cost
 from tools.bench.step_profiles import fresh_steps
-from tools.shared import measurement
+from tools.shared import example_kernels, measurement
 from tools.shared.kernel_variants import cache_of
-from tools.shared.measurement import median, medians, ratio_row, row, shown
+from tools.shared.measurement import differences, median, medians, ratio_row, row, shown
 from tools.shared.processes import ROOT
 
 KERNELS, ROUNDS = (1000, 12), (7, 1)
@@ -56,6 +59,7 @@ FROM_CACHE = {"collect", "torch_collect", "tar_zstd", "write_loop"}
 Samples = dict[str, list[float]]
 _MANY_CORES = 8
 _PUSH_AGAIN_TARGET_MS = 60.0
+_RECORDING_TARGET_US = 200.0
 # Of the corpus, by file name: (everything, launch set), in MB.
 _CORPUS_TARGETS_MB = {"inductor-transformer-h200": (0.95, 0.26)}
 
@@ -318,3 +322,39 @@ def _corpus_rows(name: str, cache: Path) -> list[dict[str, Any]]:
         row(f"{name}: {what} {size}", len(save()) / 1e6, "MB", most=most)
         for what, save, most in kinds
     ]
+
+
+def basics(rounds: int) -> dict[str, Any]:
+    """Return the rows of all, and by name the seconds of each step of what has steps."""
+    with working_folder(measurement.fast_directory()) as folder:
+        found, hit = hits(folder, rounds)
+        signatures, judging = signature_cost(rounds)
+        rows = [*imports(rounds), *found, recording_cost(rounds), *signatures]
+    return {"rows": rows, "profile": {"store hit": hit} | ({"judging": judging} if judging else {})}
+
+
+def recording_cost(rounds: int) -> dict[str, Any]:
+    """Time cache hits of Triton with and without a recording."""
+    with (
+        working_folder(measurement.fast_directory()) as folder,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(folder)),
+    ):
+        import bundler
+
+        kernels = example_kernels.load()
+        targets = list(kernels.DEFAULT_TARGETS)
+        count = len(kernels.compile_all(targets))
+        samples: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(rounds):
+            samples["without"].append(_seconds(kernels.compile_all, targets) / count * 1e6)
+            with bundler.recording():
+                samples["with"].append(_seconds(kernels.compile_all, targets) / count * 1e6)
+    figure = median(differences(samples["with"], samples["without"]))
+    work = "recording, added to each compile call (here: a hit)"
+    return row(work, figure, "us", most=_RECORDING_TARGET_US, samples=samples)
+
+
+def _seconds(work: Any, *arguments: Any) -> float:
+    started = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - started

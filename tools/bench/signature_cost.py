@@ -2,7 +2,7 @@
 """What judging a signature adds to a restore: the first of a process, with its imports, and the
 later ones.
 
-`basics.py` shows the rows.
+`bundle.py` shows the rows.
 """
 
 from __future__ import annotations

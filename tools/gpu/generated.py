@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
+from tools.shared import measurement, programs
 
 NAME = "gpu-generated"
 SECTIONS = ("corpus", "kinds")
@@ -48,35 +48,23 @@ _Found = dict[str, Any]
 
 def main() -> int:
     """Run the sections, save after each step; 1 when a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__,
+        corpus=(Path, "the unpacked cache directory of the corpus"),
+        results=(measurement.RESULTS, f"where {NAME}.json goes"),
+        processes=(PROCESSES, "that compile"),
+        seconds=(235.0, "begin nothing new after so long"),
+        device=("cuda", "cpu compares numbers in Triton's interpreter, and times nothing"),
+        kinds=([], "names of kinds, for a trial"),
+        check=(False, "run nothing; exit 1 when the result misses a target"),
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section")
-    parser.add_argument("--corpus", type=Path, help="the unpacked cache directory of the corpus")
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json goes"
-    )
-    parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument(
-        "--seconds", type=float, default=235.0, help="begin nothing new after so long"
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda",
-        help="cpu compares numbers in Triton's interpreter, and times nothing",
-    )
-    parser.add_argument("--kinds", nargs="+", help="names of kinds, for a trial")
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
     options = parser.parse_args()
     if options.check:
         return _show(json.loads((options.results / f"{NAME}.json").read_text()))
-    sections = (
-        [options.only]
-        if options.only
-        else [name for name in SECTIONS if name == "kinds" or options.corpus]
-    )
+    sections = [name for name in SECTIONS if name == "kinds" or options.corpus]
+    if options.only:
+        sections = [options.only]
     run = Run(options, sections)
     try:
         run.numbers()
@@ -127,7 +115,7 @@ class Run:
             tasks += [
                 number
                 for number, kind in enumerate(KINDS)
-                if self.options.kinds in (None, []) or kind.name in self.options.kinds
+                if not self.options.kinds or kind.name in self.options.kinds
             ]
         return tasks
 

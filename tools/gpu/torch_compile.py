@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
+from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, command, python_path
 
 VARIANTS = ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
@@ -50,33 +50,24 @@ _MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
 
 def main() -> int:
     """Run samples until all are there or the time is over."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__,
+        rounds=(3, "samples of each variant but cold"),
+        cold_rounds=(1, "samples of cold"),
+        # named, to go on with
+        work=(Path("/tmp/gpu-torch-compile"), "where samples are kept"),  # noqa: S108
+        out=(Path, "folder for the archive of samples and bundles"),
+        seconds=(1e9, "begin no sample that would end later"),
+        device=("cuda", "of the model"),
+        small=(False, "a small model, to try this program without a GPU"),
+        table=([], "print the table of the samples in folders, and write the result"),
+        results=(measurement.RESULTS, "where the result of --table goes"),
     )
     parser.add_argument("--phase", choices=MODES, help="torch.compile's mode")
-    parser.add_argument("--rounds", type=int, default=3, help="samples of each variant but cold")
-    parser.add_argument("--cold-rounds", type=int, default=1, help="samples of cold")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
-    # named, to go on with
-    parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-torch-compile"))  # noqa: S108
-    parser.add_argument("--out", type=Path, help="folder for the archive of samples and bundles")
-    parser.add_argument(
-        "--seconds", type=float, default=1e9, help="begin no sample that would end later"
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--small", action="store_true", help="a small model, to try this program without a GPU"
-    )
-    parser.add_argument(
-        "--table",
-        type=Path,
-        nargs="+",
-        help="print the table of the samples in folders, and write the result",
-    )
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
     options = parser.parse_args()
-    if options.table is not None:
-        return write(options.table, options.results)
+    if options.table:
+        return write([*map(Path, options.table)], options.results)
     if options.phase is None:
         parser.error("--phase or --table")
     done = Phase(options).run()
