@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.directory_pack import pack
     from bundler.lifecycle.family import Family
     from bundler.lifecycle.family_pack import pack_family
+    from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import (
         CheckReport,
         Reasons,
@@ -110,7 +111,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
+    from bundler.lifecycle.restore_plan import Only, TreeOptions
     from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
     from bundler.lifecycle.tuning_savings import TuningCounters, tuning_counters

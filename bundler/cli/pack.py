@@ -27,7 +27,7 @@ from bundler.cli.tree_choices import (
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
-from bundler.format.container_layout import ZSTD_LEVEL
+from bundler.format.container import ZSTD_LEVEL
 from bundler.format.entries import Opaque, entry_artifacts
 from bundler.format.program_paths import is_cache_path, is_program_path
 from bundler.format.source_stripping import Strip

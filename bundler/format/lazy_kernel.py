@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts
-are made when asked for.
+"""Kernels as they lie in a manifest: rows of numbers into its tables, of which each kernel is made
+when somebody asks for it.
 
-`TableKernels` makes them, one for each kernel of a manifest, and is the `KernelSource` that knows
-how a kernel lies in its manifest.  Everybody else sees a `Kernel`.
+`TableKernels` has the rows of a manifest that were checked, and the tables.  `LazyKernel` is a
+kernel that knows its row: files, launch spec, launch facts and key parts are made when they are
+read.  Everybody else sees a `Kernel`.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
+# each that is a text is compiled for it.
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Raw, Struct
+
+from bundler.errors import FormatError
+from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
 from bundler.format.entries import (
     Artifact,
@@ -26,20 +35,258 @@ from bundler.format.entries import (
     Toolchain,
     file_layout,
 )
-from bundler.format.entry_rows import NUMBERS_PER_SPAN
-from bundler.format.kernel_source import FileOrder, KernelSource, StoredNumbers
+from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
+from bundler.format.wire import Count
 
+# Who restores kernels looks at no launch facts.
 if TYPE_CHECKING:
+    from bundler.format.constant_values import Value
+    from bundler.format.content_tables import BlobTable, Pieces
     from bundler.format.launch_spec import LaunchSpec
 
+NUMBERS_PER_SPAN = 3  # offset, place, style
+# A file of a kernel that has path sentinels: its position, and then what a span has.
+NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
+# Nearly every kernel has the same one: an empty list of tensor descriptors.
+_VALUES_REMEMBERED = 256
+_SMALL_VALUE_BYTES = 1024
 _SPANS_REMEMBERED = 1024
 # Every variant of a kernel has files of the same names.
 _NAMES_REMEMBERED = 4096
-# A file of a kernel that has path sentinels: its position, and then what a span has.
-NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
+class _PickedFiles:
+    """Files of a kernel, by their positions in its manifest.
+
+    Attributes:
+        positions: where each stands.
+        as_listed: whether these are all files, in the order of the manifest.
+        pick: returns what stands at these positions.
+    """
+
+    __slots__ = ("as_listed", "pick", "positions")
+
+    def __init__(self, positions: tuple[int, ...], files: int) -> None:
+        self.positions, self.as_listed = positions, positions == tuple(range(files))
+        # There are two at the least, device binary and metadata, so what this returns is a tuple.
+        self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*positions)
+
+
+class FileOrder:
+    """A layout of files, and how those that are wanted are picked; kernels whose files lie alike
+    have one, whatever their names.
+    """
+
+    __slots__ = ("all", "launch", "layout")
+
+    def __init__(self, layout: FileLayout) -> None:
+        self.layout, files = layout, len(layout.order)
+        self.all, self.launch = (
+            _PickedFiles(layout.order, files),
+            _PickedFiles(layout.launch, files),
+        )
+
+
+file_order = lru_cache(_NAMES_REMEMBERED)(FileOrder)
+
+
+class SpecRow(Struct, array_like=True, frozen=True, gc=False):
+    """What a static launch needs; the tensor descriptors are a tagged value, still encoded."""
+
+    entry: str | None
+    num_warps: Count
+    num_ctas: Count
+    warp_size: Count
+    shared_bytes: Count
+    tmem_columns: Count | None
+    global_scratch_bytes: Count | None
+    global_scratch_align: Count | None
+    profile_scratch_bytes: Count | None
+    profile_scratch_align: Count | None
+    cooperative: bool
+    pdl: bool
+    tensor_descriptors: Raw
+
+    def spec(self, name: str) -> "LaunchSpec":
+        """Return what it stands for; `name` is the entry point where the row names none."""
+        from bundler.format.launch_spec import LaunchSpec
+
+        return LaunchSpec(
+            name if self.entry is None else self.entry,
+            self.num_warps,
+            self.num_ctas,
+            self.warp_size,
+            self.shared_bytes,
+            self.tmem_columns,
+            self.global_scratch_bytes,
+            self.global_scratch_align,
+            self.profile_scratch_bytes,
+            self.profile_scratch_align,
+            self.cooperative,
+            self.pdl,
+            value_of(bytes(self.tensor_descriptors)),
+        )
+
+
+def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> "Value":
+    """Return an encoded value; with `limits`, checked where it lies inside so many arrays."""
+    if len(packed) <= _SMALL_VALUE_BYTES:
+        return _small_value(packed, limits, arrays)
+    return _value(packed, limits, arrays)
+
+
+def _value(packed: bytes, limits: Limits | None, arrays: int) -> "Value":
+    # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as
+    # such.
+    bounds = () if limits is None else (wire.inside(limits, arrays - 1),)
+    (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
+    if not wire.is_canonical(packed, data):
+        raise FormatError("value: expected each number in its shortest form")
+    from bundler.format.constant_values import Value
+
+    return Value.from_wire(data)
+
+
+_small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
+
+
+# Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
+NAME = "*"
+
+
+class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
+    """What is a kernel's own: the blob of each file, spans, and runs of pieces; None where the
+    compile was not recorded.
+    """
+
+    blobs: tuple[Count, ...]
+    spans: tuple[int, ...]
+    facts: tuple[Count, ...] | None
+    parts: tuple[Count, ...] | None
+
+
+class FileReferences(Struct, array_like=True, frozen=True, gc=False):
+    """The first two of them, for who wants no more: what follows is not decoded."""
+
+    blobs: tuple[Count, ...]
+    spans: tuple[int, ...]
+
+
+class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
+    """A kernel: its key, numbers into the tables, and its references, which stay encoded."""
+
+    key: str
+    name: Count
+    target: Count
+    toolchain: Count
+    spec: Count
+    file_list: Count
+    references: Raw
+
+
+class SharedTraits(Struct, frozen=True):
+    """What kernels with the same numbers have in common."""
+
+    order: FileOrder
+    name: str
+    target: Target
+    toolchain: Toolchain
+
+
+# The numbers of a kernel; those of one source file are few.
+numbers_of: Callable[[KernelNumbers], tuple[int, ...]] = operator.attrgetter(
+    "name", "target", "toolchain", "spec", "file_list"
+)
+REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
+_FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
+
+
+class TableKernels:
+    """Kernels that were decoded and checked; they are made when somebody asks for them.
+
+    Args:
+        rows: one for each kernel.
+        shared: what each combination of their numbers stands for.
+        names, specs, file_lists, pieces, blobs: the tables that they refer to.
+
+    Attributes:
+        keys: the key of each.
+        blobs: the table that the numbers of their files refer to.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[KernelNumbers],
+        shared: Mapping[tuple[int, ...], SharedTraits],
+        names: Sequence[str],
+        specs: Sequence[SpecRow],
+        file_lists: Sequence[tuple[str, ...]],
+        pieces: "Pieces",
+        blobs: "BlobTable",
+    ) -> None:
+        self.keys = [row.key for row in rows]
+        self._rows, self._shared, self._names, self._specs = rows, shared, names, specs
+        self._file_lists, self._pieces, self.blobs = file_lists, pieces, blobs
+        self._launch_specs: dict[tuple[int, int], LaunchSpec] = {}
+
+    def make(self) -> "tuple[LazyKernel, ...]":
+        """Return the kernels, new ones each time."""
+        of_row, rows = LazyKernel.of_row, self._rows
+        shared = map(self._shared.__getitem__, map(numbers_of, rows))
+        return tuple(
+            [
+                of_row(self, row, of.order, row.key, of.name, of.target, of.toolchain)
+                for row, of in zip(rows, shared, strict=True)
+            ]
+        )
+
+    def __iter__(self) -> "Iterator[LazyKernel]":
+        return iter(self.make())
+
+    def references(self, row: KernelNumbers) -> FileReferences:
+        """Return the files of a kernel."""
+        return _FILE_REFERENCES.decode(row.references)
+
+    def filenames(self, row: KernelNumbers) -> tuple[str, ...]:
+        """Return the names of a kernel's files."""
+        return with_name(self._names[row.name], self._file_lists[row.file_list])
+
+    def spec(self, row: KernelNumbers) -> "LaunchSpec":
+        """Return a kernel's launch spec; those of one row and name are one object."""
+        found = self._launch_specs.get((row.spec, row.name))
+        if found is None:
+            made = self._specs[row.spec].spec(self._names[row.name])
+            found = self._launch_specs[row.spec, row.name] = made
+        return found
+
+    def has_facts(self, row: KernelNumbers) -> bool:
+        """Tell whether a kernel has launch facts."""
+        return REFERENCES.decode(row.references).facts is not None
+
+    def facts(self, row: KernelNumbers) -> bytes | None:
+        """Return a kernel's launch facts, encoded."""
+        return self._pieces.join(REFERENCES.decode(row.references).facts)
+
+    def parts(self, row: KernelNumbers) -> bytes | None:
+        """Return a kernel's key parts, encoded."""
+        return self._pieces.join(REFERENCES.decode(row.references).parts)
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part."""
+        return self._pieces.any_holds(text)
+
+
+@functools.lru_cache(_NAMES_REMEMBERED)
+def with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a kernel's files."""
+    return tuple([name + item[1:] if item.startswith(NAME) else item for item in file_list])
+
+
+# The files of a kernel that somebody wants, as numbers: their names, which are the same object for
+# kernels with equal ones, mostly; the number of the blob of each; and path sentinels, four numbers
+# each: the position of the file among these, then offset, place and style.
+_StoredNumbers = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
 _new, _set = object.__new__, object.__setattr__
 
 
@@ -86,7 +333,7 @@ class LazyKernel(Kernel):
     fields.
     """
 
-    _source: KernelSource
+    _source: TableKernels
     _row: Any
     _order: FileOrder
 
@@ -97,7 +344,7 @@ class LazyKernel(Kernel):
             self._source.references(self._row),
             self._source.filenames(self._row),
         )
-        spans, table = spans_by_position(references.spans), self._source.blob_table
+        spans, table = spans_by_position(references.spans), self._source.blobs
         return tuple(
             [
                 Artifact(
@@ -113,7 +360,7 @@ class LazyKernel(Kernel):
         )
 
     @_lazy
-    def spec(self) -> LaunchSpec:
+    def spec(self) -> "LaunchSpec":
         """What a static launch needs."""
         return self._source.spec(self._row)
 
@@ -137,14 +384,14 @@ class LazyKernel(Kernel):
     @classmethod
     def of_row(
         cls,
-        source: KernelSource,
+        source: TableKernels,
         row: Any,
         order: FileOrder,
         key: str,
         name: str,
         target: Target,
         toolchain: Toolchain,
-    ) -> LazyKernel:
+    ) -> "LazyKernel":
         """Return the kernel of a row whose files were checked."""
         kernel: LazyKernel = _new(cls)
         # One by one, and not by its `__dict__`: as long as nobody asks for that, a kernel takes
@@ -171,18 +418,18 @@ class LazyKernel(Kernel):
     @property
     def size(self) -> int:
         """Bytes of all files as stored."""
-        return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
+        return sum(self._source.blobs.sizes_of(self._source.references(self._row).blobs))
 
     def listed_blobs(self, keep: Keep = "all") -> list[tuple[bytes, int]]:
         """Return raw digest and size of each file, in the order of the manifest, or of each that is
         launched, in that of the layout.
         """
-        table, blobs = self._source.blob_table, self._source.references(self._row).blobs
+        table, blobs = self._source.blobs, self._source.references(self._row).blobs
         if keep == "launch":
             blobs = self._order.launch.pick(blobs)
         return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
 
-    def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
+    def stored_numbers(self, keep: Keep = "all") -> _StoredNumbers:
         """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs
         in the table of its source.
         """
@@ -204,8 +451,8 @@ class LazyKernel(Kernel):
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
         filenames, numbers, flat = self.stored_numbers(keep)
         digests, sizes, width = (
-            self._source.blob_table.digests,
-            self._source.blob_table.sizes,
+            self._source.blobs.digests,
+            self._source.blobs.sizes,
             DIGEST_BYTES,
         )
         spans = _spans_in_order(flat, len(numbers)) if flat else repeat(())
@@ -220,7 +467,7 @@ class LazyKernel(Kernel):
     def stored_files(self, keep: Keep = "all") -> StoredFiles:
         """Return what `files` yields, by columns."""
         filenames, numbers, spans = self.stored_numbers(keep)
-        table, width = self._source.blob_table, DIGEST_BYTES
+        table, width = self._source.blobs, DIGEST_BYTES
         digests, sizes = table.digests, table.sizes
         return StoredFiles(
             filenames,
@@ -234,9 +481,7 @@ class LazyKernel(Kernel):
         """Return name and raw digest of the device binary; no other file is looked at."""
         binary, source, row = self._order.layout.binary, self._source, self._row
         start = source.references(row).blobs[binary] * DIGEST_BYTES
-        return source.filenames(row)[binary], source.blob_table.digests[
-            start : start + DIGEST_BYTES
-        ]
+        return source.filenames(row)[binary], source.blobs.digests[start : start + DIGEST_BYTES]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
@@ -257,7 +502,7 @@ def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is
     certain, and decodes nothing.
     """
-    source: KernelSource | None = getattr(kernel, "_source", None)
+    source: TableKernels | None = getattr(kernel, "_source", None)
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
 
 
@@ -265,7 +510,7 @@ def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
     """Tell whether the key parts of one of many kernels may hold a text; False is certain, and
     looks once at what they have in common.
     """
-    sources: set[KernelSource | None] = {getattr(kernel, "_source", None) for kernel in kernels}
+    sources: set[TableKernels | None] = {getattr(kernel, "_source", None) for kernel in kernels}
     return any(source is None or source.any_parts_hold(text) for source in sources)
 
 

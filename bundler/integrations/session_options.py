@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from bundler.config import Launcher, Mode, Strict
     from bundler.format.bundle import Keep
-    from bundler.lifecycle.restore_options import Trust
+    from bundler.lifecycle.kernel_placement import Trust
     from bundler.store.bundle_store import PushMode
 
 

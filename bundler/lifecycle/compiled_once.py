@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from bundler import observers
 from bundler.backends.port import Lease
@@ -47,7 +47,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.manifest import Content, Observed
 from bundler.format.summary import Summarized, count
 from bundler.lifecycle.machine_store import Store
-from bundler.store.kernel_records import KernelRecords, ToldFailure
+from bundler.store.kernel_records import KernelRecords, LookUp, ToldFailure
 
 # While we run the compiler the lease is renewed three times before it ends: a dead holder is missed
 # after this time.
@@ -126,15 +126,11 @@ def compile_once(
     return Turns(store.kernel_records()).run(key, compile_kernel, lease_s=lease_s, wait_s=wait_s)
 
 
-@dataclass(frozen=True)
-class AlreadyThere:
-    """The kernel is there; `waited_s` seconds were spent on waiting for it, `code` as of
-    `LookUp`.
-    """
+class AlreadyThere(NamedTuple):
+    """The kernel is there; `waited_s` seconds were spent on waiting for it."""
 
-    bundle: Bundle
+    there: LookUp
     waited_s: float
-    code: frozenset[str] = frozenset()
 
 
 class Turn:
@@ -244,9 +240,8 @@ class Turns:
         """Return a kernel or compile it; see `compile_once`."""
         turn = self._turn(key, lambda _recorded_s: (lease_s, wait_s), hears=True)
         if isinstance(turn, AlreadyThere):
-            return CompiledOnce(
-                turn.bundle, "waited" if turn.waited_s else "found", turn.waited_s, published=True
-            )
+            how: How = "waited" if turn.waited_s else "found"
+            return CompiledOnce(turn.there.bundle, how, turn.waited_s, published=True)
         with turn:
             turn.keep_renewing(lease_s)
             try:
@@ -301,8 +296,8 @@ class Turns:
         started = time.monotonic()
         try:
             found = self._records.look_up([key])
-            if found.bundle.kernels:
-                return AlreadyThere(found.bundle, 0.0, found.code)
+            if not found.missing:
+                return AlreadyThere(found, 0.0)
             other = instead() if instead is not None else None
             if other is not None:
                 return other
@@ -358,8 +353,7 @@ class _Queue:
 
     def _look(self) -> AlreadyThere | None:
         found = self._records.look_up([self._key])
-        there = bool(found.bundle.kernels)
-        return AlreadyThere(found.bundle, self._seconds, found.code) if there else None
+        return None if found.missing else AlreadyThere(found, self._seconds)
 
     def _hear(self) -> None:
         """Raise what came of the compile that we waited for, if it failed; an older failure may

@@ -17,7 +17,7 @@ from bundler.lifecycle.family import Family
 
 if TYPE_CHECKING:
     from bundler.format.tree_index import TreeIndex
-    from bundler.lifecycle.restore_options import TreeOptions
+    from bundler.lifecycle.restore_plan import TreeOptions
 
 _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
 # Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another

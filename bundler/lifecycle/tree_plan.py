@@ -30,7 +30,7 @@ from bundler.lifecycle.bundle_builder import NOT_NEEDED
 from bundler.lifecycle.family import Family, takes
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST
 from bundler.lifecycle.known_families import check_choices, find_family
-from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.lifecycle.restore_plan import RestoreOptions
 from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
 from bundler.toolchain.machine_facts import machine_facts
 

@@ -19,14 +19,13 @@ from bundler.backends.port import Backend
 from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
-from bundler.format.frame_buffers import FrameBuffers
+from bundler.format.frames import FrameBuffers
 from bundler.format.limits import Limits
-from bundler.store import bounds, object_proofs
+from bundler.store import object_proofs, store_layout
 from bundler.store.bundle_units import BundleUnits
-from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.error_translation import store_errors
 from bundler.store.pull_marks import Marks
+from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
 from bundler.store.store_layout import (
     BATCH_BYTES,
     BATCH_KEYS,
@@ -230,7 +229,9 @@ class StoreBlobs(BlobSource):
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
-                found = self._backend.get_within(self._bounds(hinted, batch))
+                found = self._backend.get_within(
+                    unit_bounds(self._backend, batch, self._limits, hinted)
+                )
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             lost = self._learn(found.values())
             for key in (
@@ -273,16 +274,6 @@ class StoreBlobs(BlobSource):
             self._units = _by_digest(units.all())
             self._lazy_units = None
 
-    def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
-        """Return how large each may be, with what proves it where somebody is asked who is not
-        trusted.
-        """
-        if not self._backend.asks_peers:
-            return bounds.of_keys(dictionaries) | bounds.of_units(units)
-        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(
-            units, self._limits
-        )
-
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
         chosen = [hint for hint in self._hints if hint[0] in families]
@@ -293,16 +284,9 @@ class StoreBlobs(BlobSource):
         ]
 
     def _learn(self, values: Collection[bytes]) -> list[bytes]:
-        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those
-        that are not to be had.
-        """
-        new = self._dictionaries.unknown(map(dictionary_of, values))
-        if new:
-            self._dictionaries.fetch(new)
-            if not self._read_only:
-                with contextlib.suppress(BundlerError), store_errors(self._name):
-                    self._backend.touch([dictionary_key(digest) for digest in new])
-        return self._dictionaries.unknown(new)
+        return learn_dictionaries(
+            self._backend, self._dictionaries, values, read_only=self._read_only
+        )
 
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
@@ -317,11 +301,11 @@ class StoreBlobs(BlobSource):
         if damage is not None:
             raise damage
         with store_errors(self._name):
-            value = self._backend.get_within(self._bounds([], [unit])).get(unit.key)
-        if value is None:
-            raise NotFound(
-                f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key
+            value = self._backend.get_within(unit_bounds(self._backend, [unit], self._limits)).get(
+                unit.key
             )
+        if value is None:
+            raise missing_unit(self._name, unit)
         self._learn([value])
         blobs = self._open(unit, value)
         self._cache.update(blobs)
@@ -329,34 +313,15 @@ class StoreBlobs(BlobSource):
         return blobs
 
     def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
-        def split(value: bytes) -> dict[bytes, memoryview]:
-            payload = unit_payload(
-                value,
-                unit.key,
-                unit.size,
-                self._limits,
-                self._dictionaries,
-                self._name,
-                verified=self._backend.verified,
-            )
-            return split_unit(payload, unit)
-
-        try:
-            removable = () if self._read_only else DAMAGED
-            return checked(self._backend, self._name, unit.key, value, split, removable)
-        except NotFound:
-            digest = dictionary_of(value)
-            if digest is not None and not self._read_only and self._is_gone(digest):
-                quarantine(self._backend, self._name, unit.key)
-            raise
-
-    def _is_gone(self, digest: bytes) -> bool:
-        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is
-        silent.
-        """
-        with contextlib.suppress(BundlerError), store_errors(self._name):
-            return not self._backend.exists([dictionary_key(digest)])
-        return False
+        return open_unit(
+            self._backend,
+            self._name,
+            unit,
+            value,
+            self._limits,
+            self._dictionaries,
+            read_only=self._read_only,
+        )
 
     def _trim(self, more_bytes: int) -> None:
         """Let go of what came first, when so much more has come that what is kept has to be counted
@@ -381,6 +346,79 @@ class StoreBlobs(BlobSource):
             if kept > CACHED_BYTES and self._fetched.drop(key):
                 kept -= size
         self._most_bytes = kept
+
+
+def unit_bounds(
+    backend: Backend, units: Collection[Unit], limits: Limits, dictionaries: Collection[str] = ()
+) -> dict[str, int]:
+    """Return how large units and dictionaries may be, with what proves it where somebody is asked
+    who is not trusted.
+    """
+    if backend.asks_peers:
+        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(units, limits)
+    return store_layout.bounds_of_keys(dictionaries) | store_layout.bounds_of_units(units)
+
+
+def learn_dictionaries(
+    backend: Backend,
+    dictionaries: Dictionaries,
+    values: Iterable[bytes],
+    *,
+    read_only: bool = False,
+) -> list[bytes]:
+    """Fetch the dictionaries of some units that nobody told us of, and mark them as in use; returns
+    those that are not to be had.
+    """
+    needed = {digest for digest in map(dictionary_of, values) if digest is not None}
+    new = dictionaries.unknown(needed) if needed else []
+    if not new:
+        return []
+    dictionaries.fetch(new)
+    if not read_only:
+        with contextlib.suppress(BundlerError), store_errors(dictionaries.name):
+            backend.touch([dictionary_key(digest) for digest in new])
+    return dictionaries.unknown(new)
+
+
+def missing_unit(name: str, unit: Unit) -> NotFound:
+    """Return the error for a unit that a store lacks."""
+    return NotFound(f"{name}: {unit.key} is missing; push the bundle again", key=unit.key)
+
+
+def open_unit(
+    backend: Backend,
+    name: str,
+    unit: Unit,
+    value: bytes,
+    limits: Limits,
+    dictionaries: Dictionaries,
+    *,
+    read_only: bool = False,
+) -> dict[bytes, memoryview]:
+    """Return the verified blobs of a stored unit; one that is damaged, or whose dictionary is gone,
+    is removed, unless the store is to be left as it is.
+
+    Raises:
+        DigestMismatch, FormatError: it is damaged.
+        NotFound: its dictionary is not to be had.
+    """
+
+    def split(value: bytes) -> dict[bytes, memoryview]:
+        payload = unit_payload(
+            value, unit.key, unit.size, limits, dictionaries, name, verified=backend.verified
+        )
+        return split_unit(payload, unit)
+
+    try:
+        return checked(backend, name, unit.key, value, split, () if read_only else DAMAGED)
+    except NotFound:
+        digest = dictionary_of(value)
+        if digest is not None and not read_only:
+            # Nowhere, and not only kept from us by a tier that is silent.
+            with contextlib.suppress(BundlerError), store_errors(name):
+                if not backend.exists([dictionary_key(digest)]):
+                    quarantine(backend, name, unit.key)
+        raise
 
 
 def unit_payload(

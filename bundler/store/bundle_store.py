@@ -31,17 +31,16 @@ from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
+from bundler.store import store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.bundle_units import BundleUnits
-from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
-from bundler.store.error_translation import store_errors
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
 from bundler.store.references import References
+from bundler.store.store_failures import DAMAGED, checked, store_errors
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import (
     PruneReport,
@@ -431,7 +430,9 @@ class BundleStore:
         gone: set[str] = set()
         with store_errors(self.name):
             for batch in unit_batches(units):
-                found = self._backend.get_within(bounds.of_heads(unit.key for unit in batch))
+                found = self._backend.get_within(
+                    store_layout.bounds_of_heads(unit.key for unit in batch)
+                )
                 useless = [
                     key for key, value in found.items() if store_layout.dictionary_of(value) in lost
                 ]
@@ -474,9 +475,11 @@ class BundleStore:
                 return self._backend.claim(keys)
             # Touched before they are read: a prune that runs meanwhile then removes none of them.
             self._backend.touch(keys)
-            others = bounds.of_keys([key for key in keys if key not in units], self._limits)
+            others = store_layout.bounds_of_keys(
+                [key for key in keys if key not in units], self._limits
+            )
             found = self._backend.get_within(
-                others | bounds.of_units([units[key] for key in keys if key in units])
+                others | store_layout.bounds_of_units([units[key] for key in keys if key in units])
             )
         sound = {key for key, value in found.items() if store_layout.is_sealed(value)}
         for key in found.keys() - sound:

@@ -27,10 +27,9 @@ from bundler.backends.port import Backend
 from bundler.errors import FormatError, NotFound
 from bundler.format.digest import check_digest, sha256
 from bundler.format.limits import KIB, MIB
-from bundler.store import bounds, store_layout
-from bundler.store.bounds import DICTIONARY_BYTES
-from bundler.store.damage import DAMAGED, checked
-from bundler.store.error_translation import store_errors
+from bundler.store import store_layout
+from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_layout import DICTIONARY_BYTES
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
 # So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no
@@ -121,7 +120,7 @@ class Dictionaries:
     """
 
     def __init__(self, backend: Backend, name: str, *, read_only: bool = False) -> None:
-        self._backend, self._name, self._read_only = backend, name, read_only
+        self._backend, self.name, self._read_only = backend, name, read_only
         self._known: dict[bytes, Dictionary] = {}
 
     def get(self, digest: bytes) -> Dictionary | None:
@@ -146,10 +145,10 @@ class Dictionaries:
         """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
         wanted = self.unknown(digests)
         if wanted:
-            with store_errors(self._name):
+            with store_errors(self.name):
                 self.take(
                     self._backend.get_within(
-                        bounds.of_keys(map(store_layout.dictionary_key, wanted))
+                        store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
                     )
                 )
 
@@ -159,7 +158,7 @@ class Dictionaries:
         for key, value in values.items():
             try:
                 found = checked(
-                    self._backend, self._name, key, value, partial(opened, key), removable
+                    self._backend, self.name, key, value, partial(opened, key), removable
                 )
             except DAMAGED:
                 continue

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError
 from bundler.package_loggers import logger
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Unit
 
 _log = logger("bundler.store")

@@ -21,7 +21,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Hint
 from bundler.store.store_signatures import (
     MOST_BYTES_IN_TAG,

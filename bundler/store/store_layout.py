@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from bundler.backends.port import Unread
+from bundler.backends.port import OBJECT_LIMIT, Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
@@ -42,6 +42,7 @@ from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, Ta
 from bundler.format.lazy_kernel import blobs_of_files
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
+from bundler.format.signature_sections import MAX_ENVELOPE_BYTES
 from bundler.format.summary import count
 
 MAJOR = "v1"
@@ -66,6 +67,11 @@ RECORDS = f"{MAJOR}/k"
 INDEX = f"{MAJOR}/b"
 MOVED = f"{MAJOR}/l"
 RECORD_BYTES = MIB  # a record is of one kernel, and has some KB
+# An entry of the kernel index names a manifest and a tag.
+PLACE_BYTES = 1024
+# The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes
+# part of no dictionary.
+DICTIONARY_BYTES = MIB
 
 # Of one thread; a bundle of one target has units of two families, each with a dictionary.
 _DECOMPRESSORS = 4
@@ -491,3 +497,39 @@ def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, byte
             f"{key}: the observations are of another manifest; push the bundle again", key=key
         )
     return row.content, row.observed
+
+
+# ---------------------------------------------------------------- How large an object may be
+#
+# Readers ask for no more than that, so that a damaged or hostile store cannot fill the memory.
+
+
+def bounds_of_keys(keys: Iterable[str], limits: Limits = DEFAULT_LIMITS) -> dict[str, int]:
+    """Return keys with the most that an object of their kind may have."""
+    return {key: bound_of_key(key, limits) for key in keys}
+
+
+def bound_of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
+    """Return the most that an object of the kind of this key may have."""
+    if key.startswith(f"{UNITS}/"):
+        return sealed_bytes(max(limits.kernel_bytes, limits.file_bytes))
+    if key.startswith(f"{DICTIONARIES}/"):
+        return sealed_bytes(DICTIONARY_BYTES)
+    if key.startswith(f"{ENVELOPES}/"):
+        return sealed_bytes(MAX_ENVELOPE_BYTES)
+    if key.startswith(f"{RECORDS}/"):
+        return RECORD_BYTES
+    if key.startswith((f"{INDEX}/", f"{MOVED}/")):
+        return sealed_bytes(PLACE_BYTES)
+    # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.
+    return max(OBJECT_LIMIT, sealed_bytes(limits.manifest_bytes))
+
+
+def bounds_of_units(units: Iterable[Unit]) -> dict[str, int]:
+    """Return the keys of units with the most that each may have, however it is compressed."""
+    return {unit.key: sealed_bytes(unit.size) for unit in units}
+
+
+def bounds_of_heads(keys: Iterable[str]) -> dict[str, int]:
+    """Return keys with a bound that lets the head of a value be read and no more."""
+    return dict.fromkeys(keys, 0)

@@ -20,7 +20,7 @@ from bundler.backends.port import Backend
 from bundler.errors import ConfigError
 from bundler.fork_safety import after_fork
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import (
     DICTIONARIES,
     ENVELOPES,

@@ -28,7 +28,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES, SignatureSource
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Hint
 from bundler.trust.admission import policy_in_force
 

@@ -26,7 +26,7 @@ from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers, WhenDown
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.package_loggers import logger
-from bundler.store.error_translation import named_once, store_errors
+from bundler.store.store_failures import named_once, store_errors
 from bundler.store.store_layout import TAGS, check_seal, decode_tag, is_sealed
 from bundler.user_warnings import warn
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 
 import zstandard
 
-from bundler.format.container_layout import frame_bytes
-from bundler.format.frame_buffers import FrameBuffers
+from bundler.format.frames import FrameBuffers, frame_bytes
 from bundler.format.limits import KIB
-from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
+from bundler.store.store_failures import DAMAGED
 from bundler.store.store_layout import Unit, check_seal, decompressor, frame_of
 
 # One fetch is decoded while the next arrives, and kernels of the one before are still being read.

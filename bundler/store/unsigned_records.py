@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from bundler.errors import Untrusted
 from bundler.format.bundle import Keep
-from bundler.store.kernel_records import KernelRecords, LookUp
+from bundler.store.kernel_records import KernelRecords, LookUp, StoredKernel
 
 
 class UnsignedRecords(KernelRecords):
@@ -27,6 +27,13 @@ class UnsignedRecords(KernelRecords):
         """Return the kernels that a signed bundle of the store has."""
         found = super().look_up(keys, keep)
         if found.missing:
+            self.say()
+        return found
+
+    def find(self, key: str, keep: Keep = "all") -> StoredKernel | None:
+        """Return a kernel that a signed bundle of the store has."""
+        found = super().find(key, keep)
+        if found is None:
             self.say()
         return found
 

@@ -56,20 +56,19 @@ def resident() -> Parts:
     return found
 
 
-def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
+def parts_of(restore: Callable[[], Any], reporting: Any) -> Parts:
     """Run a restore, and return what came into memory until its report was made; `reporting` is the
-    class whose `_report` makes it.
+    module whose `_report` makes it.
     """
     # where all is in memory that will be
     before, plain, found = resident(), reporting._report, Parts()  # noqa: SLF001
 
-    def report(restoration: Any, started: float) -> Any:
-        made = plain(restoration, started)
+    def report(plan: Any, queue: Any, *more: Any) -> Any:
+        made = plain(plan, queue, *more)
         now = resident()
         found.update({name: now[name] - before[name] for name in now})
-        tally = restoration.tally
-        listed = [place._present for place in restoration.places.values()]  # noqa: SLF001
-        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *tally.written.values(), *listed)))
+        listed = [place._present for place in queue.directories.values()]  # noqa: SLF001
+        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *queue.written.values(), *listed)))
         return made
 
     gc.collect()

@@ -197,12 +197,12 @@ def restore(file: str, into: str) -> None:
 def parts(file: str, into: str) -> None:
     """Load and restore a bundle; prints what came into memory as JSON."""
     import bundler
-    from bundler.lifecycle.restoration import Restoration
+    from bundler.lifecycle import restoration
 
     bundler.Bundle, bundler.restore  # noqa: B018  # as in `restore`
     with bundler.Bundle.load(file) as bundle:
         _ = bundle.kernels  # as in `restore`
-        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), Restoration)))
+        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), restoration)))
 
 
 def section(result: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     """What each step of a push takes when a store in a directory has everything already."""
     import bundler
     from bundler.format.limits import DEFAULT_LIMITS
-    from bundler.store import bounds, store_layout
+    from bundler.store import store_layout
     from bundler.store.stored_manifests import read_manifest
 
     url = f"file://{into}"
@@ -113,7 +113,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
         steps.done("names: list the units of the bundle")
         backend.touch([unit.key for unit in units])
         steps.done("marks: touch every unit")
-        values = backend.get_within(bounds.of_units(units))
+        values = backend.get_within(store_layout.bounds_of_units(units))
         steps.done("read: open, look at, read and close every unit")
         for key, value in values.items():
             store_layout.check_seal(value, key)
@@ -173,23 +173,21 @@ def _place_steps(
     keep: Keep,
 ) -> None:
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_placement import localized, planned
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
-    from bundler.lifecycle.restore_plan import RestorePlan
-    from bundler.store import bounds
+    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.store import store_layout
     from bundler.store.blob_source import unit_batches
     from bundler.store.dictionaries import Dictionaries
 
     steps.restart()
     plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
-    # a step of it
-    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001
+    wanted = [planned(kernel, keep) for kernel in plan.wanted_kernels()]
     steps.done(START[5])
     needed = {unit.key: unit for unit in units}
     values: dict[str, bytes] = {}
     for batch in unit_batches(needed.values()):
-        values |= backend.get_within(bounds.of_units(batch))
+        values |= backend.get_within(store_layout.bounds_of_units(batch))
     steps.done(START[6])
     dictionaries, families = (
         Dictionaries(backend, "bench"),
@@ -199,11 +197,9 @@ def _place_steps(
     steps.done(START[7])
     found = _decoded(needed, values, dictionaries)
     steps.done(START[8])
-    stored = [
-        StoredKernel(one, [found[digest] for digest in one.digests], verified=False)
-        for one in wanted
-    ]
-    new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
+    for one in wanted:
+        one.contents = tuple([found[digest] for digest in one.digests])
+    new = place.new_kernels([localized(one, place.path, plan.triton_dir) for one in wanted])
     steps.done(START[9])
     assert not any(write_kernels(place.path, new, 1))
     steps.done(START[11])
