@@ -20,7 +20,7 @@ from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
-from bundler.lifecycle.tree_comparison import counted, explain_trees
+from bundler.lifecycle.trees.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.entries import Kernel
     from bundler.format.manifest import Observation
-    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import RestoreReport
     from bundler.lifecycle.machine_store import Store
@@ -250,7 +250,7 @@ class KernelSources:
 
     def find(
         self, key: str, *, turn: bool, moved: Callable[[], FoundKernel | None] | None = None
-    ) -> FoundKernel | Turn | None:
+    ) -> FoundKernel | CompileLease | None:
         """Return a kernel that is not in the tag, or the turn to compile it for everyone, or None.
 
         Args:
@@ -265,9 +265,9 @@ class KernelSources:
         registered = self._registered if self._registered.added else None
         prebuilt = registered.find(key, self._on_failure) if registered is not None else None
         if self.records is not None and prebuilt is None and turn:
-            from bundler.lifecycle.compiled_once import AlreadyThere, Turns
+            from bundler.lifecycle.compiled_once import AlreadyThere, CompileLeases
 
-            answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S, instead=moved)
+            answer = CompileLeases(self.records).begin(key, TYPICAL_COMPILE_S, instead=moved)
             if not isinstance(answer, AlreadyThere):
                 return answer
             return _of_store(answer.there.found[key])

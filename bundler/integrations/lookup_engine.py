@@ -26,7 +26,7 @@ from bundler.integrations.kernel_lookup import (
     find_moved,
 )
 from bundler.integrations.kernel_publisher import (
-    EndedTurn,
+    EndedLease,
     Job,
     MadeFile,
     MadeKernel,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bundler.integrations.replayed_kernels import ReplayReport
     from bundler.integrations.session_usage import UsedKernels
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.machine_store import Store
     from bundler.toolchain.spool_records import SpooledEvent
 
@@ -85,7 +85,7 @@ class Engine(CacheDelegate):
         local = LocalDirectory(options.local, self.failures.unsafe)
         self._user_directories, self._notes = UserDirectories(local, self._moved), MissNotes(local)
         self._compiled: deque[SpooledEvent] = deque(maxlen=MOST_REMEMBERED)
-        self._turns: dict[str, tuple[int, Turn]] = {}
+        self._turns: dict[str, tuple[int, CompileLease]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
         # Keys of the tag that are in the usual directory since the start.  A restore checks each
@@ -315,7 +315,7 @@ class Engine(CacheDelegate):
         turn = self._turns.pop(call.key, (0, None))[1]
         if turn is not None:
             # This may be called by the garbage collector, in any thread and at any place.
-            self.publisher.hand_over(EndedTurn(turn))
+            self.publisher.hand_over(EndedLease(turn))
 
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""

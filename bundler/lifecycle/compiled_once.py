@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compile_once` and `Turns`: of many processes that need a kernel at once, one compiles it and the
+"""`compile_once` and `CompileLeases`: of many processes that need a kernel at once, one compiles it and the
 others use its build.
 
 A lease says whose turn it is.  Where a lease is lost or runs out, two processes may compile; a
 kernel that fails to come is compiled by whoever waited for it.  Users call `compile_once`; a
-session asks `Turns` for each miss (`bundler/integrations/kernel_lookup.py`).
+session asks `CompileLeases` for each miss (`bundler/integrations/kernel_lookup.py`).
 
 ::
 
@@ -123,7 +123,9 @@ def compile_once(
         raise ConfigError(
             f"lease_s={lease_s!r}, wait_s={wait_s!r}: expected seconds, the first more than 0"
         )
-    return Turns(store.kernel_records()).run(key, compile_kernel, lease_s=lease_s, wait_s=wait_s)
+    return CompileLeases(store.kernel_records()).run(
+        key, compile_kernel, lease_s=lease_s, wait_s=wait_s
+    )
 
 
 class AlreadyThere(NamedTuple):
@@ -133,8 +135,8 @@ class AlreadyThere(NamedTuple):
     waited_s: float
 
 
-class Turn:
-    """It is ours to compile a kernel now: with the lease, or, where that could not be had, without.
+class CompileLease:
+    """The right to compile a kernel now: with the lease, or, where that could not be had, without.
 
     A context manager: the block's end gives the lease back.
 
@@ -217,7 +219,7 @@ class Turn:
                     return
 
 
-class Turns:
+class CompileLeases:
     """Decides who compiles; the compile is somebody else's, ours to call (`run`) or not (`begin`).
 
     Stateless but for what was warned of; threads, processes and forks as the store.
@@ -257,7 +259,7 @@ class Turns:
         key: str,
         expected_s: float | None = None,
         instead: Callable[[], T | None] | None = None,
-    ) -> AlreadyThere | Turn | T:
+    ) -> AlreadyThere | CompileLease | T:
         """Return a kernel, or the turn to compile it, where the compiler is called by somebody who
         does not tell us how it ends.
 
@@ -292,7 +294,7 @@ class Turns:
         *,
         hears: bool,
         instead: Callable[[], T | None] | None = None,
-    ) -> AlreadyThere | Turn | T:
+    ) -> AlreadyThere | CompileLease | T:
         started = time.monotonic()
         try:
             found = self._records.look_up([key])
@@ -302,15 +304,15 @@ class Turns:
             if other is not None:
                 return other
             if not self._records.readable:  # nobody waits for what would not be used
-                return Turn(self._records, key, None, 0.0)
+                return CompileLease(self._records, key, None, 0.0)
             lease_s, wait_s = times(found.seconds.get(key))
-            return _Queue(self._records, key, lease_s, hears=hears).stand(wait_s)
+            return _LeaseWait(self._records, key, lease_s, hears=hears).take(wait_s)
         except (StoreUnavailable, StoreFull, AccessDenied) as error:
             self._records.report_failure(error)
-            return Turn(self._records, key, None, time.monotonic() - started)
+            return CompileLease(self._records, key, None, time.monotonic() - started)
 
 
-class _Queue:
+class _LeaseWait:
     """One wait for one kernel."""
 
     def __init__(self, records: KernelRecords, key: str, lease_s: float, *, hears: bool) -> None:
@@ -318,7 +320,7 @@ class _Queue:
         self._started, self._waited = time.monotonic(), False
         self._known: ToldFailure | None = None
 
-    def stand(self, wait_s: float) -> AlreadyThere | Turn:
+    def take(self, wait_s: float) -> AlreadyThere | CompileLease:
         pause_s = _PAUSE_S
         while (lease := self._records.lease(self._key, self._lease_s)) is None:
             if not self._waited:
@@ -327,14 +329,14 @@ class _Queue:
             self._waited = True
             left_s = wait_s - self._seconds
             if left_s <= 0:
-                return Turn(self._records, self._key, None, self._seconds)
+                return CompileLease(self._records, self._key, None, self._seconds)
             # With jitter, or all who wait would ask in the same moment, again and again.
             time.sleep(min(left_s, random.uniform(pause_s / 2, pause_s)))  # noqa: S311  # no secret
             pause_s = min(pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
             hit = self._look()
             if hit is not None:
                 return hit
-        turn = Turn(self._records, self._key, lease, self._seconds)
+        turn = CompileLease(self._records, self._key, lease, self._seconds)
         try:
             # It may have been published, or have failed, since we looked.
             hit = self._look()

@@ -32,10 +32,9 @@ from bundler.lifecycle.restore_plan import Only, RestoreOptions, TreeOptions
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_index import KernelIndex
-from bundler.store.kernel_records import KernelRecords
+from bundler.store.kernel_records import KernelRecords, UnsignedRecords
 from bundler.store.store_signatures import SignedTag
 from bundler.store.store_urls import Opening, open_backend, store_url
-from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import admit, policy_in_force
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reas
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
-from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
+from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
 from bundler.toolchain import inductor_tuners, instances, loaded_kernels
 from bundler.toolchain.child_recording import ChildSpool
 from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.events import CompileEvent
 
 if TYPE_CHECKING:
-    from bundler.format.source_stripping import Strip
+    from bundler.format.binaries.source_stripping import Strip
 
 
 class Recording:
@@ -163,7 +163,7 @@ class Recording:
         whole = with_tunings(found, tunings)
         if strip is None:
             return whole
-        from bundler.format.source_stripping import (  # who strips nothing needs none of it
+        from bundler.format.binaries.source_stripping import (  # who strips nothing needs none of it
             check_strip,
             strip_source,
         )

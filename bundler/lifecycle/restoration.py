@@ -47,7 +47,7 @@ from bundler.trust.admission import admit
 if TYPE_CHECKING:
     from bundler.lifecycle.moved_kernels import Moved
     from bundler.lifecycle.rekeyed_kernels import Rekeyed
-    from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.lifecycle.trees.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 # A kernel, and what is wanted of it.
@@ -200,7 +200,9 @@ def restore_planned(plan: RestorePlan, questions: Questions | None) -> RestoreRe
         if plan.trees is not None:
             _restore_trees(plan.trees, queue)
         if plan.bundle.tuning_records:
-            from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
+            from bundler.lifecycle.tuning.tuning_directory import (
+                place_tunings,  # few bundles have any
+            )
 
             base = plan.base or directories.triton_cache_dir()
             tuned = place_tunings(plan.bundle, base)

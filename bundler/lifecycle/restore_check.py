@@ -34,7 +34,7 @@ from bundler.lifecycle.restore_plan import (
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.lifecycle.trees.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)

@@ -43,8 +43,8 @@ from bundler.lifecycle.kernel_placement import (
 from bundler.toolchain import directories, identity
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.family import Family
-    from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.lifecycle.trees.family import Family
+    from bundler.lifecycle.trees.tree_plan import TreePlan
 
 Only = Literal["usable", "all"]
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class RestorePlan:
 
         if not has_trees(entry.path for entry in self.bundle.opaque) and not chosen:
             return None
-        from bundler.lifecycle.tree_plan import TreePlan
+        from bundler.lifecycle.trees.tree_plan import TreePlan
 
         return TreePlan(self.bundle, self.options)
 

@@ -175,7 +175,7 @@ def opened(key: str, value: bytes) -> Dictionary:
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
     # The digest in the key is that of the content, so a dictionary cannot be exchanged for another
     # one.
-    content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
+    content = store_layout.decode_object(value, key, None, most_bytes=DICTIONARY_BYTES)
     digest = bytes.fromhex(key.rpartition("/")[2])
     check_digest(content, digest, key)
     return Dictionary(content, digest)
@@ -219,7 +219,7 @@ class UnitCompression:
                 found = Dictionary.of(samples)
                 if found is not None:
                     self._hints.insert(0, (family, found.digest))
-                    new[found.key] = store_layout.seal(found.content)
+                    new[found.key] = store_layout.encode_object(found.content)
             if found is not None:
                 self._chosen[family] = found
         return new
@@ -232,15 +232,17 @@ class UnitCompression:
                 return known
         return None
 
-    def seal(self, unit: store_layout.Unit, payload: bytes) -> bytes:
+    def encode(self, unit: store_layout.Unit, payload: bytes) -> bytes:
         """Return what is stored for a unit; threads may do this at the same time."""
         chosen = self._chosen.get(unit.family)
         if chosen is None or len(payload) > DICTIONARY_BYTES:
-            return store_layout.seal(payload)
+            return store_layout.encode_object(payload)
         compressors: dict[str, zstandard.ZstdCompressor] = self._of_thread.__dict__
         if unit.family not in compressors:
             compressors[unit.family] = chosen.compressor()
-        return store_layout.seal_with(chosen.digest, compressors[unit.family].compress(payload))
+        return store_layout.encode_object_with(
+            chosen.digest, compressors[unit.family].compress(payload)
+        )
 
     def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
         """Return the dictionaries of these families for the tag to name, the latest first."""

@@ -109,7 +109,7 @@ class FileRecords:
             UnsafeName: not a file name.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored.
         """
-        value = store_layout.seal(
+        value = store_layout.encode_object(
             wire.pack([_VERSION, name, names.check_file_name(filename), data])
         )
         with store_errors(self.name):
@@ -169,7 +169,7 @@ class FileRecords:
 
     def _opened(self, what: str, value: bytes) -> tuple[str, bytes]:
         payload = wire.unpack(
-            store_layout.unseal(value, what, None, self._limits), what, self._limits
+            store_layout.decode_object(value, what, None, self._limits), what, self._limits
         )
         version, known_by, filename, data = wire.fields(
             payload, what, int, str, str, bytes, open_ended=True

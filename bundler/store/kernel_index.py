@@ -434,13 +434,13 @@ def index_key(name: str) -> str:
 
 def encode_place(place: BundlePlace) -> bytes:
     """Return the stored value of an entry."""
-    return store_layout.seal(wire.pack([_VERSION, *place]))
+    return store_layout.encode_object(wire.pack([_VERSION, *place]))
 
 
 def decode_place(key: str, value: bytes) -> BundlePlace:
     """Return what an entry names; raises `FormatError`, `DigestMismatch`."""
     payload = wire.unpack(
-        store_layout.unseal(value, key, None, most_bytes=store_layout.PLACE_BYTES), key
+        store_layout.decode_object(value, key, None, most_bytes=store_layout.PLACE_BYTES), key
     )
     version, manifest, tag = wire.fields(payload, key, int, str, str, open_ended=True)
     if version != _VERSION:

@@ -29,7 +29,14 @@ from typing import NamedTuple
 from bundler.backends.batches import batches
 from bundler.backends.breaker import bounded
 from bundler.backends.port import Backend, Lease, Stat
-from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, UnsafeName
+from bundler.errors import (
+    BundlerError,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    UnsafeName,
+    Untrusted,
+)
 from bundler.format import names, wire
 from bundler.format.bundle import BlobSource, Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
@@ -204,7 +211,7 @@ class KernelRecords:
     # Under which keys kernels were recorded that only moved since.
     moved: MovedIndex
     # Whether kernels that were published by themselves are taken, and whether nothing is said if
-    # they are not (`unsigned_records.py`).
+    # they are not (`UnsignedRecords`).
     readable, quiet = True, False
 
     def __init__(
@@ -427,7 +434,7 @@ class KernelRecords:
     def _decode(self, key: str, value: bytes) -> StoredKernel:
         what = _key(RECORDS, key)
         payload = wire.unpack(
-            store_layout.unseal(value, what, None, self._limits), what, self._limits
+            store_layout.decode_object(value, what, None, self._limits), what, self._limits
         )
         version, content_bytes, observed_bytes = wire.fields(
             payload, what, int, bytes, bytes, open_ended=True
@@ -566,11 +573,48 @@ def _of_bundles(found: dict[str, Indexed]) -> dict[str, StoredKernel]:
 def _encode(record: StoredKernel) -> bytes:
     content = Content.of([record.kernel])
     observed = Observed({record.kernel.key: record.seen})
-    return store_layout.seal(wire.pack([_VERSION, content.encode(), observed.encode()]))
+    return store_layout.encode_object(wire.pack([_VERSION, content.encode(), observed.encode()]))
 
 
 def _sealed(unit: store_layout.Unit, bundle: Bundle) -> bytes:
     # Verified: what is published first is everybody's.
-    return store_layout.seal(
+    return store_layout.encode_object(
         b"".join(bundle.view_blob(digest, unit.key) for digest, _ in unit.blobs)
     )
+
+
+class UnsignedRecords(KernelRecords):
+    """The kernels of a store where signatures are required, which kernels that were published one
+    by one have not: of these none is taken, and new ones are published.
+
+    Kernels of bundles are taken where the signature of their bundle counts.  The first look that finds no signed kernel says so,
+    once for each process that asks the store.
+    """
+
+    readable = False
+
+    def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
+        """Return the kernels that a signed bundle of the store has."""
+        found = super().look_up(keys, keep)
+        if found.missing:
+            self.say()
+        return found
+
+    def find(self, key: str, keep: Keep = "all") -> StoredKernel | None:
+        """Return a kernel that a signed bundle of the store has."""
+        found = super().find(key, keep)
+        if found is None:
+            self.say()
+        return found
+
+    def say(self) -> None:
+        """Say once that kernels of the store are not used."""
+        if not self.quiet:
+            self.quiet = True
+            self.report_failure(
+                Untrusted(
+                    f"{self.name}: signatures are required, and kernels that were published one by"
+                    " one have none, so that none of them is used; push them as a bundle with"
+                    " a key"
+                )
+            )

@@ -468,7 +468,7 @@ class Maintenance:
             check_envelope(key, value)
         else:
             unit = known.get(key)
-            store_layout.check_seal(value, key, None if unit is None else unit.size)
+            store_layout.checked_frame(value, key, None if unit is None else unit.size)
             if _rank(key) == _UNIT:
                 self._check_unit(key, unit, value)
 

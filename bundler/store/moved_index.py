@@ -129,13 +129,13 @@ def moved_entry(moved: str) -> str:
 
 def encode_kernel(key: str) -> bytes:
     """Return the stored value of an entry."""
-    return store_layout.seal_small(wire.pack([_VERSION, key]))
+    return store_layout.encode_small_object(wire.pack([_VERSION, key]))
 
 
 def decode_kernel(stored: str, value: bytes) -> str:
     """Return the kernel that an entry names; raises `FormatError`, `DigestMismatch`."""
     payload = wire.unpack(
-        store_layout.unseal(value, stored, None, most_bytes=store_layout.PLACE_BYTES), stored
+        store_layout.decode_object(value, stored, None, most_bytes=store_layout.PLACE_BYTES), stored
     )
     version, key = wire.fields(payload, stored, int, str, open_ended=True)
     if version != _VERSION:

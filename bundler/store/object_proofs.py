@@ -30,7 +30,9 @@ _FAST = 1
 def of_units(units: Iterable[store_layout.Unit], limits: Limits) -> dict[str, int]:
     """Return what `store_layout.bounds_of_units` does, provable."""
     return {
-        unit.key: Provable(store_layout.sealed_bytes(unit.size), partial(prove_unit, unit, limits))
+        unit.key: Provable(
+            store_layout.most_object_bytes(unit.size), partial(prove_unit, unit, limits)
+        )
         for unit in units
     }
 
@@ -66,7 +68,11 @@ def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need
         return b""
     except DAMAGED:
         return None
-    return value if store_layout.dictionary_of(value) is None else store_layout.seal(payload, _FAST)
+    return (
+        value
+        if store_layout.dictionary_of(value) is None
+        else store_layout.encode_object(payload, _FAST)
+    )
 
 
 def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes:
@@ -77,7 +83,7 @@ def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need:
         LimitExceeded: it is larger than this reader takes.
         NotFound: its dictionary is not to be had.
     """
-    frame = store_layout.check_seal(value, unit.key, unit.size)
+    frame = store_layout.checked_frame(value, unit.key, unit.size)
     digest = store_layout.dictionary_of(value)
     dictionary = None
     if digest is not None:

@@ -190,7 +190,7 @@ class PushSignatures:
 
     def _put(self, manifest: str, about: Sequence[bytes]) -> None:
         values = {
-            f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.seal(data)
+            f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.encode_object(data)
             for data in about
         }
         if values:

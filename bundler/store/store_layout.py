@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unit`, `seal`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
+"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
 each value is encoded.
 
 ::
@@ -155,7 +155,7 @@ def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Itera
             yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 
 
-def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
+def encode_object(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, source_size=len(payload), write_checksum=True, write_content_size=True
@@ -164,7 +164,7 @@ def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     return _ALONE + sha256(data) + data
 
 
-def seal_small(payload: bytes) -> bytes:
+def encode_small_object(payload: bytes) -> bytes:
     """Return what is stored for some bytes, of which there are thousands: the compressor is kept,
     and chosen for none of them.
     """
@@ -177,20 +177,20 @@ def seal_small(payload: bytes) -> bytes:
     return _ALONE + sha256(data) + data
 
 
-def seal_with(dictionary: bytes, frame: bytes) -> bytes:
+def encode_object_with(dictionary: bytes, frame: bytes) -> bytes:
     """Return what is stored for a frame that was compressed with the dictionary of this digest."""
     rest = dictionary + frame
     return _WITH_DICTIONARY + sha256(rest) + rest
 
 
-def sealed_bytes(size: int) -> int:
+def most_object_bytes(size: int) -> int:
     """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little
     to data that it cannot compress.
     """
     return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
 
 
-def check_seal(
+def checked_frame(
     value: bytes, key: str, size: int | None = None, *, verified: bool = False
 ) -> memoryview:
     """Return the frame of a stored value.
@@ -223,8 +223,8 @@ def check_seal(
     return view[start:]
 
 
-def is_sealed(value: bytes) -> bool:
-    """Tell whether a stored value is undamaged; of one that is not, `check_seal` says why.
+def is_sound_object(value: bytes) -> bool:
+    """Tell whether a stored value is undamaged; of one that is not, `checked_frame` says why.
 
     For who looks at thousands that are nearly all sound.
     """
@@ -245,7 +245,9 @@ def _may_be_whole(value: Unread, start: int) -> bool:
         declared: int = zstandard.get_frame_parameters(value[start:]).content_size
     except zstandard.ZstdError:
         return False
-    return declared != zstandard.CONTENTSIZE_UNKNOWN and value.size_bytes <= sealed_bytes(declared)
+    return declared != zstandard.CONTENTSIZE_UNKNOWN and value.size_bytes <= most_object_bytes(
+        declared
+    )
 
 
 def dictionary_of(value: bytes) -> bytes | None:
@@ -271,7 +273,7 @@ def dictionary_key(digest: bytes) -> str:
     return f"{DICTIONARIES}/{digest.hex()}"
 
 
-def unseal(
+def decode_object(
     value: bytes,
     key: str,
     size: int | None,
@@ -281,10 +283,10 @@ def unseal(
     limit: str = "document_bytes",
 ) -> bytes:
     """Return the payload of a stored value that needs no dictionary; arguments and errors as of
-    `check_seal` and `decompress`.
+    `checked_frame` and `decompress`.
     """
     return decompress(
-        check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
+        checked_frame(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
     )
 
 
@@ -301,7 +303,7 @@ def decompress(
     """Return the payload of a stored value's frame.
 
     Args:
-        frame: what `check_seal` returned.
+        frame: what `checked_frame` returned.
         key: the key of the value, for messages.
         size: the size that the payload must have; None where `limit` bounds it.
         limits: bounds.
@@ -482,14 +484,14 @@ _STORED_MANIFEST = msgspec.msgpack.Decoder(StoredManifest)
 
 def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
     """Return the stored value of a manifest."""
-    return seal(wire.pack([1, content_bytes, observed_bytes]))
+    return encode_object(wire.pack([1, content_bytes, observed_bytes]))
 
 
 def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
     """Return content and observed bytes; raises `DigestMismatch` when they are not what the key
     names.
     """
-    payload = unseal(value, key, None, limits, limit="manifest_bytes")
+    payload = decode_object(value, key, None, limits, limit="manifest_bytes")
     row = wire.decode(payload, _STORED_MANIFEST, key, limits)
     check_digest(row.content, digest_raw(digest_of_manifest(key)), key)
     if manifest_key(digest_of_manifest(key), row.observed) != key:
@@ -512,22 +514,22 @@ def bounds_of_keys(keys: Iterable[str], limits: Limits = DEFAULT_LIMITS) -> dict
 def bound_of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
     """Return the most that an object of the kind of this key may have."""
     if key.startswith(f"{UNITS}/"):
-        return sealed_bytes(max(limits.kernel_bytes, limits.file_bytes))
+        return most_object_bytes(max(limits.kernel_bytes, limits.file_bytes))
     if key.startswith(f"{DICTIONARIES}/"):
-        return sealed_bytes(DICTIONARY_BYTES)
+        return most_object_bytes(DICTIONARY_BYTES)
     if key.startswith(f"{ENVELOPES}/"):
-        return sealed_bytes(MAX_ENVELOPE_BYTES)
+        return most_object_bytes(MAX_ENVELOPE_BYTES)
     if key.startswith(f"{RECORDS}/"):
         return RECORD_BYTES
     if key.startswith((f"{INDEX}/", f"{MOVED}/")):
-        return sealed_bytes(PLACE_BYTES)
+        return most_object_bytes(PLACE_BYTES)
     # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.
-    return max(OBJECT_LIMIT, sealed_bytes(limits.manifest_bytes))
+    return max(OBJECT_LIMIT, most_object_bytes(limits.manifest_bytes))
 
 
 def bounds_of_units(units: Iterable[Unit]) -> dict[str, int]:
     """Return the keys of units with the most that each may have, however it is compressed."""
-    return {unit.key: sealed_bytes(unit.size) for unit in units}
+    return {unit.key: most_object_bytes(unit.size) for unit in units}
 
 
 def bounds_of_heads(keys: Iterable[str]) -> dict[str, int]:

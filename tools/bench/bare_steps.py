@@ -138,7 +138,7 @@ def bare_start(
             digest = store_layout.dictionary_of(value)
             known = None if digest is None else dictionaries.known(digest)
             decoder = store_layout.decompressor(None if known is None else known.data)
-            frames.append((decoder, store_layout.check_seal(value, "bench")))
+            frames.append((decoder, store_layout.checked_frame(value, "bench")))
         _timed(seconds, f"{READER}: zstd", lambda one: one[0].decompress(one[1]), frames)
         _timed(
             seconds,

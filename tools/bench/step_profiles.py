@@ -116,7 +116,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
         values = backend.get_within(store_layout.bounds_of_units(units))
         steps.done("read: open, look at, read and close every unit")
         for key, value in values.items():
-            store_layout.check_seal(value, key)
+            store_layout.checked_frame(value, key)
         steps.done("hash: sha256 of every unit")
     return steps.seconds
 
@@ -132,8 +132,7 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     # not a step
     from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401
     from bundler.store import store_layout
-    from bundler.store.blob_source import StoreBlobs
-    from bundler.store.bundle_units import BundleUnits
+    from bundler.store.blob_source import BundleUnits, StoreBlobs
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
@@ -208,8 +207,8 @@ def _place_steps(
 def _decoded(
     needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries
 ) -> dict[bytes, memoryview]:
+    from bundler.store.blob_source import FetchedUnits
     from bundler.store.store_layout import blobs_of
-    from bundler.store.unit_decoding import FetchedUnits
 
     fetched, found = FetchedUnits(known, verified=True), {}
     fetched.add(needed.values(), values)

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from bundler.errors import FormatError
-from bundler.format.device_elf import INFO, amd_kernel, attributes, section_named
+from bundler.format.binaries.device_elf import INFO, amd_kernel, attributes, section_named
 from bundler.format.entries import Target
 from bundler.runtime.launch.driver import DeviceProperties
 

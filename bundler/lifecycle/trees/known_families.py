@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from bundler.errors import ConfigError, NotFound
-from bundler.lifecycle.family import Family
+from bundler.lifecycle.trees.family import Family
 
 if TYPE_CHECKING:
     from bundler.format.tree_index import TreeIndex

@@ -27,11 +27,11 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact
 from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
-from bundler.lifecycle.family import Family, takes
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST
-from bundler.lifecycle.known_families import check_choices, find_family
 from bundler.lifecycle.restore_plan import RestoreOptions
-from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
+from bundler.lifecycle.trees.family import Family, takes
+from bundler.lifecycle.trees.known_families import check_choices, find_family
+from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
 from bundler.toolchain.machine_facts import machine_facts
 
 _RANKS = "ranks"

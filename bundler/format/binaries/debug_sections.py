@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 from bundler.errors import FormatError
-from bundler.format.device_elf import ElfSection, content_of, sections
+from bundler.format.binaries.device_elf import ElfSection, content_of, sections
 
 _MAGIC, _CLASS, _CLASS_64 = b"\x7fELF", 4, 2
 _PREFIXES = tuple(
