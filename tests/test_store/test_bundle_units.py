@@ -8,6 +8,7 @@ import pytest
 import store_builders as build
 
 from bundler.format.manifest import Content
+from bundler.store import blob_source
 from bundler.store.blob_source import BundleUnits, StoreBlobs
 from bundler.store.store_layout import units_of
 
