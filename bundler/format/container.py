@@ -429,7 +429,7 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blob_sizes)
+        self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blobs.sizes)
 
     def stored(self, section: Section) -> bytes:
         """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`,
@@ -463,7 +463,7 @@ class Container:
             self._ahead = FramesAhead()
         if not self._frames:
             # Of a restore of everything, one of the launch set and one of IR.
-            known = map(self.content.blob_number, itertools.islice(digests, _MANY))
+            known = map(self.content.blobs.number, itertools.islice(digests, _MANY))
             first = dict.fromkeys([self._sections_of_blobs[n] for n in known if n is not None])
             self._begin(self._ahead, [*filter(self._may_be_ahead, first)][: self._threads])
 
@@ -533,7 +533,7 @@ class Container:
             if digest in self._slices_of(frame):
                 frame.used = next(self._uses)
                 return frame
-        blob = self.content.blob_number(digest)
+        blob = self.content.blobs.number(digest)
         if blob is None:
             raise NotFound(
                 f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest)
@@ -544,9 +544,9 @@ class Container:
         """Return where each blob of a frame lies in it, by raw digest."""
         if frame.slices is None:
             blobs = frame.section.blobs
-            ends = [*accumulate(self.content.sizes_of(blobs))]
+            ends = [*accumulate(self.content.blobs.sizes_of(blobs))]
             frame.slices = dict(
-                zip(self.content.digests_of(blobs), map(slice, [0, *ends], ends), strict=True)
+                zip(self.content.blobs.digests_of(blobs), map(slice, [0, *ends], ends), strict=True)
             )
         return frame.slices
 

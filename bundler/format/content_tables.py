@@ -18,6 +18,7 @@ known.
 import operator
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,11 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         """Return the sizes of several blobs."""
         sizes = self.sizes
         return [sizes[number] for number in numbers]
+
+    def number(self, digest: bytes) -> int | None:
+        """Return the number of a blob by raw digest, None when there is no such blob."""
+        number = bisect_left(range(len(self)), digest, key=self.digest)
+        return number if number < len(self) and self.digest(number) == digest else None
 
     def is_sorted(self) -> bool:
         """Tell whether each digest is greater than the one before it."""

@@ -9,7 +9,6 @@ observations, a restore asks them for devices and layouts.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -142,44 +141,14 @@ class Content(Summarized, FrozenValue):
         return chain(self.kernels, self.tuning_files, self.helpers, self.opaque)
 
     @cached_property
-    def blobs(self) -> Sequence[tuple[bytes, int]]:
+    def blobs(self) -> BlobTable:
         """Raw digest and size (bytes) of every distinct blob, by digest."""
         sizes: dict[bytes, int] = {}
         for filename, raw, size, _ in chain.from_iterable(map(entry_files, self.entries)):
             if sizes.setdefault(raw, size) != size:
                 raise FormatError(f"{filename}: two sizes for one digest {digest_text(raw)}")
-        return tuple(sorted(sizes.items()))
-
-    @property
-    def blob_sizes(self) -> Sequence[int]:
-        """Size (bytes) of every distinct blob, in the order of `blobs`."""
-        table = self.blobs
-        return table.sizes if isinstance(table, BlobTable) else [size for _, size in table]
-
-    def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
-        """Return the raw digests of the blobs with these numbers."""
-        table = self.blobs
-        return (
-            table.digests_of(numbers)
-            if isinstance(table, BlobTable)
-            else [table[n][0] for n in numbers]
-        )
-
-    def sizes_of(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sizes (bytes) of the blobs with these numbers."""
-        table = self.blobs
-        return (
-            table.sizes_of(numbers)
-            if isinstance(table, BlobTable)
-            else [table[n][1] for n in numbers]
-        )
-
-    def blob_number(self, digest: bytes) -> int | None:
-        """Return the number of a blob by raw digest, None when there is no such blob."""
-        table = self.blobs
-        raw = table.digest if isinstance(table, BlobTable) else lambda number: table[number][0]
-        number = bisect_left(range(len(table)), digest, key=raw)
-        return number if number < len(table) and raw(number) == digest else None
+        digests = sorted(sizes)
+        return BlobTable(b"".join(digests), [sizes[digest] for digest in digests])
 
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bundler.errors import RecordingError
@@ -174,12 +173,7 @@ class Recording:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _started(self) -> DirectoryWatch:

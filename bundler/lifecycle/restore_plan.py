@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -199,6 +198,10 @@ def runs(
         yield run
 
 
+def _stored_bytes(entry: Companion) -> int:
+    return entry.artifact.size
+
+
 class RestorePlan:
     """What of one bundle goes where.
 
@@ -276,16 +279,8 @@ class RestorePlan:
 
     def fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
-        left = deque(self._wanted_companions())
-        while left:
-            run, size = [left.popleft()], 0
-            while (
-                left
-                and len(run) < UNITS_PER_TRIP
-                and size + left[0].artifact.size <= BYTES_PER_TRIP
-            ):
-                run.append(left.popleft())
-                size += run[-1].artifact.size
+        wanted = self._wanted_companions()
+        for run in runs(wanted, _stored_bytes, UNITS_PER_TRIP, BYTES_PER_TRIP):
             self.bundle.blobs.prefetch([digest_raw(entry.artifact.digest) for entry in run])
             yield from run
 

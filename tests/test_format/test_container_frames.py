@@ -153,7 +153,7 @@ def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious):
         digests = [digest for kernel in bundle.kernels for _, digest, *_ in kernel.files()]
         source.prefetch(digests)
         begun = source._ahead.begun()
-        first = {source._sections_of_blobs[content.blob_number(digest)] for digest in digests[:3]}
+        first = {source._sections_of_blobs[content.blobs.number(digest)] for digest in digests[:3]}
         assert 0 < len(begun) <= THREADS
         assert {number for number in first if source.sections[number].codec == container.ZSTD} <= {
             *begun

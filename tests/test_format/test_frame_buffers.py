@@ -177,7 +177,9 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
         source = bundle.blobs
         source.prefetch([bytes(32)] * container._MANY)
         frames = [section for section in source.sections if section.blobs]
-        digests = source.content.digests_of([blob for section in frames for blob in section.blobs])
+        digests = source.content.blobs.digests_of(
+            [blob for section in frames for blob in section.blobs]
+        )
         found = {}
         for number, digest in enumerate(digests):
             found[digest] = bytes(source.stored_blobs([digest])[0])
@@ -217,7 +219,7 @@ def test_a_damaged_frame_that_is_decoded_ahead_spoils_no_other(wide, decoded, mo
             return real(self, section)
 
         monkeypatch.setattr(container.Container, "stored", damaged)
-        digests = [source.content.digests_of(section.blobs)[0] for section in irs]
+        digests = [source.content.blobs.digests_of(section.blobs)[0] for section in irs]
         assert source.stored_blobs(digests[:1])[0] == blobs[digests[0]]
         with pytest.raises(DigestMismatch, match="damaged"):
             source.stored_blobs(digests[1:2])

@@ -352,6 +352,6 @@ def test_the_blob_table_is_a_sequence(build):
         content.blobs[-1],
         content.blobs[1:3],
     )
-    assert list(Content.decode(content.encode()).blob_sizes) == list(content.blob_sizes)
+    assert list(Content.decode(content.encode()).blobs.sizes) == list(content.blobs.sizes)
     with pytest.raises(IndexError):
         _ = table[len(table)]
