@@ -165,7 +165,7 @@ def test_begin_gives_a_turn_then_a_hit(store):
     assert turn.publish(one()).how == "compiled"
     hit = once.begin(KEY)
     assert isinstance(hit, AlreadyThere)
-    assert files(hit.bundle) == files(one())
+    assert files(hit.there.bundle) == files(one())
 
 
 @pytest.mark.parametrize(
