@@ -228,6 +228,33 @@ def _scaled_outer(
     return (product if beta == 0 else product + added * beta).contiguous()
 
 
+# Recurrent layers ---------------------------------------------------------------------------------
+
+
+@pw_cast_for_opmath  # type: ignore[untyped-decorator]
+def _gru_cell(
+    of_input: torch.Tensor,
+    of_hidden: torch.Tensor,
+    hidden: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the next hidden state, and what a backward pass would read, as torch's kernel does.
+
+    torch has no rule for its results: fake tensors would run the kernel, which needs a GPU.  Cho et
+    al. 2014, with the reset gate behind the product, as cuDNN has it.
+    """
+    one, other = (
+        gates if bias is None else gates + bias
+        for gates, bias in ((of_input, input_bias), (of_hidden, hidden_bias))
+    )
+    (reset_one, update_one, new_one) = one.chunk(3, -1)
+    (reset_other, update_other, new_other) = other.chunk(3, -1)
+    reset, update = (reset_one + reset_other).sigmoid(), (update_one + update_other).sigmoid()
+    new = (new_one + reset * new_other).tanh()
+    return new + update * (hidden - new), torch.cat([reset, update, new, hidden, new_other], -1)
+
+
 # Convolutions and norms ---------------------------------------------------------------------------
 
 
@@ -431,6 +458,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     aten.baddbmm.default: _outer_plus,
     aten.convolution_backward.default: _convolution_backward,
     aten.miopen_batch_norm.default: _miopen_batch_norm,
+    aten._thnn_fused_gru_cell.default: _gru_cell,  # noqa: SLF001  # torch names it so
     aten.angle.default: _angle,
     aten.conj_physical.default: _unless_complex,
     aten.lift.default: _itself,

@@ -83,6 +83,8 @@ class DeviceTracing(TorchFunctionMode):  # type: ignore[misc]  # torch has no ty
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch as this machine can trace it."""
+        if function is torch.device:  # what it makes is placed where it is used
+            return function(*args, **(kwargs or {}))
         keywords = {name: self._placed(value) for name, value in (kwargs or {}).items()}
         args = tuple(map(self._placed, args))
         if function is torch.Tensor.cuda:

@@ -29,16 +29,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
-from bundler.codegen.data_types import data_type
 from bundler.codegen.graph_errors import located
-from bundler.codegen.host_tensors import HostTensors
-from bundler.codegen.index_functions import FloorDiv
-from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor, variables
-from bundler.codegen.loop_nodes import Buffer, Reference, TensorLayout, TorchValue
-from bundler.codegen.loop_terms import loads_of
-from bundler.codegen.lowerings import HIGHER_ORDER, RefusedOperator, lower
-from bundler.codegen.operator_calls import OperatorCall
-from bundler.codegen.size_values import SizeValues, guards_of
+from bundler.codegen.kernels.data_types import data_type
+from bundler.codegen.loops.index_functions import FloorDiv
+from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
+from bundler.codegen.loops.loop_nodes import Buffer, Reference, TensorLayout, TorchValue
+from bundler.codegen.loops.loop_terms import loads_of
+from bundler.codegen.lowerings.host_tensors import HostTensors
+from bundler.codegen.lowerings.operator_calls import OperatorCall
+from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
+from bundler.codegen.lowerings.size_values import SizeValues, guards_of
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.program.program_plan import HOST

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, untraceable
-from bundler.codegen.module_text import ProgramKernel
+from bundler.codegen.kernels.module_text import ProgramKernel
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module

@@ -16,11 +16,12 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.data_types import store_type
-from bundler.codegen.fusion import LoopGroup, fused, is_extern
-from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
-from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import (
+from bundler.codegen.kernels.data_types import store_type
+from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
+from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
+from bundler.codegen.loops.lazy_tensors import GraphBuilder
+from bundler.codegen.loops.loop_nodes import (
     SEEDS,
     Buffer,
     ExternCall,
@@ -31,12 +32,11 @@ from bundler.codegen.loop_nodes import (
     TorchValue,
     numel,
 )
-from bundler.codegen.loop_order import normalized
-from bundler.codegen.loop_terms import Term, loads_of
-from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
-from bundler.codegen.range_trees import IterationSpace
-from bundler.codegen.size_text import size_text
-from bundler.codegen.split_reductions import is_split, split
+from bundler.codegen.loops.loop_order import normalized
+from bundler.codegen.loops.loop_terms import Term, loads_of
+from bundler.codegen.loops.range_trees import IterationSpace
+from bundler.codegen.loops.size_text import size_text
+from bundler.codegen.loops.split_reductions import is_split, split
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,

@@ -8,7 +8,8 @@ taken apart by `decompositions`.  Imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -50,6 +51,8 @@ _REFUSALS = {
         " the module itself, or its tensors as inputs"
     ),
 }
+# What launches a kernel of torch.cuda.jiterator.
+_JITERATOR = "_cuda_jiterator_compile_and_launch_kernel"
 # What torch says of an operator, not one of its own, that changes an argument or returns one.
 _CHANGING_OPERATOR = re.compile(r"Found a custom \(non-ATen\) operator .*?: ([\w:.]+)\(")
 
@@ -151,7 +154,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
     def called(*inputs: Any) -> Any:
         given = {_storage(x): n for n, x in enumerate(inputs) if _is_strided(x)}
         before = {n: _layout(inputs[n]) for n in given.values()}
-        with recorded_lines(), _ChangesInPlace() as changes:
+        with recorded_lines(), _without_jiterator(), _ChangesInPlace() as changes:
             result = function(*inputs)
         for place, leaf in enumerate(tree_leaves(result)):
             number = given.get(_storage(leaf)) if _is_strided(leaf) else None
@@ -208,6 +211,9 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
         self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
         keywords = keywords or {}
+        if getattr(function, "__name__", "") in _RECURRENT:
+            with torch.backends.cudnn.flags(enabled=False):
+                return function(*arguments, **keywords)
         target: Any = arguments[0] if arguments else None
         if not _is_strided(target):
             return function(*arguments, **keywords)
@@ -222,6 +228,39 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
         function(changed, *arguments[1:], **keywords)
         target.copy_(changed)
         return None if function is torch.Tensor.__setitem__ else target
+
+
+# Functions of torch that are one call of cuDNN on a GPU.  torch takes them apart without it: for
+# cuDNN it looks into the memory of the weights, which a traced tensor does not have.
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
+@contextmanager
+def _without_jiterator() -> Iterator[None]:
+    """Refuse kernels of torch's jiterator that are given tensors of a trace: they are no operators,
+    and would be launched on memory that is not there.
+    """
+    launch = getattr(torch._C, _JITERATOR, None)  # noqa: SLF001  # no public name for it
+    if launch is None:
+        yield
+        return
+
+    def launched(
+        code: Any, name: str, by_reference: Any, count: Any, tensors: Any, *rest: Any
+    ) -> Any:
+        if any(map(torch._is_functional_tensor, tensors)):  # noqa: SLF001
+            raise UnsupportedOperator(
+                f"{name}: a kernel of torch.cuda.jiterator is compiled where it is called, and is no"
+                " operator that a program could call: make it one by torch.library.custom_op",
+                operator=name,
+            )
+        return launch(code, name, by_reference, count, tensors, *rest)
+
+    setattr(torch._C, _JITERATOR, launched)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        setattr(torch._C, _JITERATOR, launch)  # noqa: SLF001
 
 
 # Methods of Python's operators -> the operator of torch that they are.

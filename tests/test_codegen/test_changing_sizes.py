@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 sympy = pytest.importorskip("sympy")
 
+from bundler.codegen.loops.size_text import size_text  # noqa: E402
 from bundler.codegen.program import generate  # noqa: E402
-from bundler.codegen.size_text import size_text  # noqa: E402
 from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
 from bundler.runtime.heuristics.launch_expressions import evaluate  # noqa: E402
 

@@ -70,6 +70,61 @@ def test_a_model_is_traced_for_a_device_that_is_not_here():
     assert program.build(["cuda:90"]).kernels
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_traced_for_a_device_that_is_not_here(kind):
+    """Nothing looks into memory that is not there, also where the function changes what it made on
+    a device that it names.
+    """
+    layer = getattr(torch.nn, kind)(8, 16, batch_first=True)
+    program = generate(layer, [torch.randn(2, 3, 8)], device="cuda")
+    whole = {"addmm", "mm", "_thnn_fused_lstm_cell"}
+    assert set(called(program)) <= whole
+    assert program.build(["cuda:90"]).kernels
+
+
+def test_recurrent_layers_are_traced_without_cudnn():
+    """cuDNN's call would look into the weights' memory, on a machine with a GPU too."""
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function.__name__ == "gru":
+                enabled.append(torch.backends.cudnn.enabled)
+            return function(*args, **(kwargs or {}))
+
+    enabled = []
+    with Seen():
+        generate(torch.nn.GRU(8, 16), [torch.randn(3, 2, 8)])
+    assert (enabled, torch.backends.cudnn.enabled) == ([False], True)
+
+
+def test_a_gru_s_cell_has_the_numbers_of_torch_s():
+    """Both biases or none, in float64."""
+    cell = torch.nn.GRUCell(5, 7).double()
+    x, hidden = torch.randn(3, 5).double(), torch.randn(3, 7).double()
+    fused = decompositions()[torch.ops.aten._thnn_fused_gru_cell.default]
+    for biases in ((cell.bias_ih, cell.bias_hh), ()):
+        if not biases:
+            torch.nn.init.zeros_(cell.bias_ih), torch.nn.init.zeros_(cell.bias_hh)
+        result, kept = fused(x @ cell.weight_ih.T, hidden @ cell.weight_hh.T, hidden, *biases)
+        torch.testing.assert_close(result, cell(x, hidden))
+        assert kept.shape == (3, 5 * 7)
+
+
+def test_a_kernel_of_torch_s_jiterator_is_refused_before_it_is_launched(monkeypatch):
+    """It would be launched on memory that a traced tensor does not have, which ends the use of the
+    GPU.
+    """
+    launched, name = [], "_cuda_jiterator_compile_and_launch_kernel"
+    monkeypatch.setattr(torch._C, name, lambda *given: launched.append(given), raising=False)
+    kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T same(T x) { return x; }")
+    kernel.is_cuda_available = True
+    with pytest.raises(UnsupportedOperator, match="same: a kernel of torch"):
+        generate(lambda x: kernel(x) + 1, [torch.ones(4)])
+    assert launched == []
+    kernel(torch.ones(4))
+    assert len(launched) == 1
+
+
 @pytest.mark.parametrize(
     ("dtype", "mask", "expected"),
     [

@@ -94,7 +94,7 @@ def test_assembly_of_a_graph_is_fused_and_refused_for_amd():
 
 def test_assembly_sees_values_as_memory_has_them():
     """A half is in a register of 16 bits, and a bool is a byte."""
-    from bundler.codegen.operation_text import Value, render
+    from bundler.codegen.kernels.operation_text import Value, render
 
     value = render(
         "inline_asm_elementwise",

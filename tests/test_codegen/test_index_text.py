@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 sympy = pytest.importorskip("sympy")
 
-from bundler.codegen.index_functions import (  # noqa: E402
+from bundler.codegen.kernels.index_text import index_text  # noqa: E402
+from bundler.codegen.loops.index_functions import (  # noqa: E402
     FUNCTIONS,
     FloorDiv,
     ModularIndexing,
     PythonMod,
     owned,
 )
-from bundler.codegen.index_text import index_text  # noqa: E402
 from bundler.errors import UnsupportedOperator  # noqa: E402
 
 NAMES = ("x0", "x1", "r0", "ks0", "ks1")
@@ -321,8 +321,8 @@ def test_a_product_of_sums_is_divided_by_one_of_them():
     """A quotient is exact where the divisor, a sum, divides the whole expression and none of its
     terms.
     """
-    from bundler.codegen.index_functions import FloorDiv
-    from bundler.codegen.index_ranges import exact_quotient
+    from bundler.codegen.loops.index_functions import FloorDiv
+    from bundler.codegen.loops.index_ranges import exact_quotient
 
     n, m = sympy.symbols("n m", integer=True, positive=True)
     half, third = FloorDiv(n - 1, sympy.Integer(2)) + 1, FloorDiv(m, sympy.Integer(3)) + 2

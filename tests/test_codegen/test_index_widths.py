@@ -129,9 +129,9 @@ def test_a_float_in_an_address_becomes_an_integer_of_its_width(size, expected):
     """What is rounded to an integer has the width of the kernel's indices."""
     import sympy
 
-    from bundler.codegen.index_functions import FUNCTIONS
-    from bundler.codegen.lazy_tensors import GraphBuilder
-    from bundler.codegen.loop_nodes import Reference, TensorLayout
+    from bundler.codegen.loops.index_functions import FUNCTIONS
+    from bundler.codegen.loops.lazy_tensors import GraphBuilder
+    from bundler.codegen.loops.loop_nodes import Reference, TensorLayout
     from bundler.codegen.schedule import schedule_program
 
     builder = GraphBuilder()

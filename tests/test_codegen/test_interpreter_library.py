@@ -98,10 +98,10 @@ def test_the_interpreter_has_every_function_that_generated_text_names():
     table.
     """
     import bundler.codegen
-    from bundler.codegen.operation_text import OPERATORS, Value, render
+    from bundler.codegen.kernels.operation_text import OPERATORS, Value, render
     from bundler.toolchain import interpreter_library
 
-    written = [path.read_text() for path in Path(bundler.codegen.__file__).parent.glob("*.py")]
+    written = [path.read_text() for path in Path(bundler.codegen.__file__).parent.rglob("*.py")]
     for name, operator in OPERATORS.items():
         for dtype in ("float32", "float64"):
             with contextlib.suppress(TypeError, KeyError):

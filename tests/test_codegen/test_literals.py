@@ -5,7 +5,7 @@ numbers are worth.
 
 import pytest
 
-from bundler.codegen.data_types import (
+from bundler.codegen.kernels.data_types import (
     DATA_TYPES,
     cast_text,
     compute_type,
@@ -15,8 +15,8 @@ from bundler.codegen.data_types import (
     store_type,
     stored_text,
 )
-from bundler.codegen.literals import constant_text, literal_text
-from bundler.codegen.text_forms import is_atom, operand
+from bundler.codegen.kernels.literals import constant_text, literal_text
+from bundler.codegen.kernels.text_forms import is_atom, operand
 from bundler.errors import UnsupportedOperator
 
 

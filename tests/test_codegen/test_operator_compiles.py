@@ -65,7 +65,7 @@ def test_inline_assembly_compiles(beside, compile_for, tmp_path):
     holds it.
     """
     kernels = beside("operator_kernels")
-    from bundler.codegen.operation_text import Value, render
+    from bundler.codegen.kernels.operation_text import Value, render
 
     value = render(
         "inline_asm_elementwise",

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from bundler.codegen.data_types import DATA_TYPES
-from bundler.codegen.operation_text import OPERATORS, Value, render
+from bundler.codegen.kernels.data_types import DATA_TYPES
+from bundler.codegen.kernels.operation_text import OPERATORS, Value, render
 from bundler.errors import UnsupportedOperator
 
 pytest.importorskip("triton")
@@ -144,7 +144,7 @@ def test_arguments_are_promoted_as_torch_promotes_tensors(one, other, together):
     """Two dtypes have the common dtype that `torch.promote_types` says, whichever is first."""
     import torch
 
-    from bundler.codegen.operation_text import promoted
+    from bundler.codegen.kernels.operation_text import promoted
 
     assert torch.promote_types(getattr(torch, one), getattr(torch, other)) == getattr(
         torch, together
@@ -170,7 +170,7 @@ def test_a_number_changes_the_dtype_only_by_its_kind(dtype, number, together):
     """A Python number beside a tensor does what it does in torch."""
     import torch
 
-    from bundler.codegen.operation_text import promoted
+    from bundler.codegen.kernels.operation_text import promoted
 
     assert torch.result_type(torch.ones(1, dtype=getattr(torch, dtype)), number) == getattr(
         torch, together

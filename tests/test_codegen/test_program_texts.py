@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bundler.codegen.kernel_plan import LARGEST_BLOCK  # noqa: E402
+from bundler.codegen.kernels.kernel_plan import LARGEST_BLOCK  # noqa: E402
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
 from bundler.runtime.heuristics.facts import (  # noqa: E402
     Device,

@@ -241,6 +241,43 @@ def test_samples_of_a_case_are_the_same_and_small():
         assert not torch.equal(one.tensors[0], other.tensors[0])
 
 
+def test_an_operator_that_is_told_a_dtype_has_a_float64_reference():
+    """The dtype of its input, as an argument, is float64 there as well."""
+    from tools.codegen import suite_cases, suite_sides
+
+    case = suite_cases.Case("op_db", "_softmax_backward_data", "bfloat16", "plain", 1)
+    call = suite_cases.call_of(case, "cpu")
+    assert suite_sides._exact(call, gradients=False).outputs[0].dtype == torch.float64
+    assert call.function(*call.tensors).dtype == torch.bfloat16
+
+
+def test_what_cancels_is_judged_beside_inputs_off_by_their_last_bit():
+    """Eager mode may be near the exact number by luck; what no such run comes to is wrong."""
+    from tools.codegen import suite_cases, suite_sides
+
+    def function(x, numbers):
+        return x.sum() - 64 / 3 + numbers.sum()
+
+    given = [torch.full((64,), 1 / 3), torch.zeros(2, dtype=torch.int64)]
+    moved = suite_cases.nudged(given, 0)
+    assert torch.equal(moved[1], given[1])
+    assert 0 < float((moved[0] - given[0]).abs().max()) < 1e-7
+    assert torch.equal(given[0], torch.full((64,), 1 / 3))
+    call = suite_cases.Call(function, given, lambda result: result, Tolerance(1.3e-6, 1e-9))
+    theirs = suite_sides._Eager(
+        outcome(function(*given), inputs=given),
+        suite_sides._exact(call, gradients=False),
+        "numbers",
+    )
+
+    def beside(result):
+        got = outcome(result, inputs=given)
+        return suite_sides._beside_nudged(call, theirs, got, gradients=False)
+
+    assert beside(function(*moved))
+    assert not beside(function(*moved) + 1e-3)
+
+
 def test_shards_are_all_cases_and_each_once():
     """Every case of the lists belongs to one shard, and names are the cases' own."""
     from tools.codegen import suite_cases

@@ -42,7 +42,7 @@ def compiled(function, *inputs, **options):
 @pytest.fixture
 def broken(monkeypatch):
     """The lowering of the sine fails as nobody foresaw."""
-    from bundler.codegen import pointwise_lowerings
+    from bundler.codegen.lowerings import pointwise_lowerings
 
     def fail(*_):
         raise KeyError("spec")

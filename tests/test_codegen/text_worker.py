@@ -11,8 +11,8 @@ import sympy
 
 sys.modules["torch"] = None  # whoever imports it fails
 
-from bundler.codegen.lazy_tensors import GraphBuilder  # noqa: E402
-from bundler.codegen.loop_nodes import Reference, TensorLayout, contiguous_strides  # noqa: E402
+from bundler.codegen.loops.lazy_tensors import GraphBuilder  # noqa: E402
+from bundler.codegen.loops.loop_nodes import Reference, TensorLayout, contiguous_strides  # noqa: E402
 from bundler.codegen.schedule import schedule_program  # noqa: E402
 
 

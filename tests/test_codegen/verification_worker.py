@@ -11,7 +11,7 @@ os.environ["XDG_CACHE_HOME"] = sys.argv[1]
 
 import torch
 
-from bundler.codegen import pointwise_lowerings
+from bundler.codegen.lowerings import pointwise_lowerings
 from bundler.codegen.program import GenerateOptions, generate
 from bundler.codegen.torch_backend import triton_bundler
 from bundler.errors import WrongResult

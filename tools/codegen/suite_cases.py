@@ -172,9 +172,12 @@ def _operator_call(case: Case, device: str) -> Call | None:
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = copied([leaves[place] for place in places])
     rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    dtype = getattr(torch, case.dtype)
 
     def function(*given: Any) -> Any:
-        filled = list(rest)
+        # An operator that is told the dtype of its input is told it in float64 too.
+        wide = dtype.is_floating_point and any(one.dtype == torch.float64 for one in given)
+        filled = [torch.float64 if wide and leaf is dtype else leaf for leaf in rest]
         for place, tensor in zip(places, given, strict=True):
             filled[place] = tensor
         first, arguments, keywords = tree_unflatten(filled, structure)
@@ -363,6 +366,20 @@ def copied(tensors: list[Any], dtype: Any = None) -> list[Any]:
     """
     memories: dict[int, Any] = {}
     return [_copy(tensor, dtype, memories) for tensor in tensors]
+
+
+def nudged(tensors: list[Any], seed: int) -> list[Any]:
+    """Return copies of tensors whose floats are off by a unit in the last place or two, up or down;
+    the seed decides which way.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    found = copied(tensors)
+    with torch.no_grad():
+        for tensor in found:
+            if tensor.layout == torch.strided and tensor.is_floating_point():
+                signs = torch.randint(0, 2, tensor.shape, generator=draw).to(tensor) * 2 - 1
+                tensor.detach().mul_(1 + signs * torch.finfo(tensor.dtype).eps)
+    return found
 
 
 def _copy(tensor: Any, dtype: Any, memories: dict[int, Any]) -> Any:

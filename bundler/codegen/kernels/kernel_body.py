@@ -1,0 +1,679 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BodyWriter`: the body of one kernel, from its loops: index parts, loads, operators, reductions,
+stores.
+
+A pointwise or persistent kernel is one run of lines. A looped reduction has a loop over the row for
+each pass: a loop that uses the result of a reduction comes in a later pass, and computes anew what
+the earlier one computed of each element. What does not depend on the row is computed before the
+loop. Every value is computed once in its scope; stores come last, so that nothing is read after it
+was changed.
+
+What comes after a load decides whether its elements stay in the cache, so the policies of all loads
+are filled in at the end (`LoadPolicies`). An index that is provably within its dimension
+(`_is_within`) gets no assertion.
+
+`kernel_plan` calls it; `reduction_text` writes the reductions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from bundler.codegen.kernels import operation_text
+from bundler.codegen.kernels.data_types import (
+    cast_text,
+    compute_type,
+    elements_per_thread,
+    loaded_text,
+    stored_text,
+)
+from bundler.codegen.kernels.index_text import index_text
+from bundler.codegen.kernels.kernel_arguments import KernelArguments, number_type
+from bundler.codegen.kernels.kernel_shape import (
+    KernelShape,
+    Masks,
+    PlacedLoop,
+    Scope,
+    block_name,
+    placed_loops,
+)
+from bundler.codegen.kernels.literals import constant_text
+from bundler.codegen.kernels.operation_text import Value
+from bundler.codegen.kernels.reduction_text import ReductionWriter, row_of
+from bundler.codegen.loops.index_ranges import Ranges
+from bundler.codegen.loops.loop_nodes import SEEDS, Buffer, Loop
+from bundler.codegen.loops.loop_terms import Argument, Term, TermPool, in_order, symbols_of
+from bundler.codegen.loops.range_trees import Dimension, Part
+from bundler.codegen.lowerings.operator_support import options_of
+from bundler.runtime.program.device_tensors import item_bytes
+
+_NAME = re.compile(r"tmp\d+")
+# What the types in which numbers are passed are called as dtypes.
+_NUMBERS = {"fp64": "float64", "i64": "int64", "u64": "uint64"}
+_INFIX_NUMBERS = frozenset(
+    {"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
+)
+_MARK = re.compile(r"LOAD_(\d+)_AGAIN")
+_RELAXED = "sem='relaxed'"
+# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too
+# late; the one for all devices does not.
+_ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
+_Bounds = tuple[int, int]
+_INTEGERS = frozenset({"int32", "int64"})  # what arithmetic of indices does not leave
+
+
+class BodyWriter:
+    """Writes the loops of one kernel.
+
+    Attributes:
+        num_load, num_store, num_reduction, num_assert: how often the text does each.
+        atomic: whether it adds atomically.
+        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit
+            floats.
+    """
+
+    def __init__(
+        self,
+        shape: KernelShape,
+        pool: TermPool,
+        buffers: Mapping[str, Buffer],
+        arguments: KernelArguments,
+    ) -> None:
+        self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
+        self.arguments = arguments
+        self.num_load = self.num_store = self.num_reduction = self.num_assert = 0
+        self.atomic, self.elements = False, 1
+        self._outer = Scope()
+        self._inner: Scope | None = None
+        self._count = 0
+        self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
+        # Whether a term loads something.
+        self._loading: dict[Term, bool] = {}
+        self._results: dict[tuple[str, sympy.Expr], Value] = {}
+        self._symbols: dict[sympy.Symbol, Value] = {}
+        self._dimensions: dict[Term, frozenset[Dimension]] = {}
+        self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
+        self._loaded_again = LoadPolicies()
+        self._stored_along_row = 0
+        self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
+
+    # ------------------------------------------------------------------------------- The whole body
+
+    def write(self, loops: tuple[Loop, ...]) -> list[str]:
+        """Return the lines of the body, behind the indices of the dimensions."""
+        placed = placed_loops(loops, self._space, self._pool, self._buffers)
+        for level in range(max(item.level for item in placed) + 1):
+            for item in placed:
+                if item.level == level and not item.inside:
+                    self._one(item)
+            inside = [item for item in placed if item.level == level and item.inside]
+            if inside and self._shape.looped:
+                self._pass(inside)
+            else:
+                for item in inside:
+                    self._one(item)
+        return self._loaded_again.decided([*self._outer.lines, *self._outer.stores])
+
+    @property
+    def repeated(self) -> float:
+        """How many times as much memory a kernel that loops over its rows moves as one that held
+        them whole.
+        """
+        return self._loaded_again.repeated(self._stored_along_row)
+
+    def _pass(self, items: list[PlacedLoop]) -> None:
+        """Write one loop over the row."""
+        self._inner = Scope()
+        for item in items:
+            self._one(item)
+        scope, self._inner = self._inner, None
+        before, after = self._reductions.take()
+        self._outer.lines += before
+        reduced = self._space.reduced
+        assert reduced is not None
+        prefix = reduced.prefix
+        self._outer.lines += [
+            f"for {prefix}offset in tl.range(0, {prefix}numel, {block_name(reduced)}):",
+            f"    {prefix}index = {prefix}offset + {prefix}base",
+        ]
+        if prefix not in self._shape.constant_masks:
+            self._outer.lines.append(f"    {prefix}mask = {prefix}index < {prefix}numel")
+        self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
+        self._outer.lines += after
+
+    def _one(self, item: PlacedLoop) -> None:
+        loop = item.loop
+        if loop.is_reduction:
+            self._reduce(item)
+            return
+        key = (loop.buffer, item.index)
+        if loop.mode is None and self._buffers[loop.buffer].source == "node":
+            self._definitions[key] = item.value
+        if loop.buffer in self._shape.removed:
+            return  # computed where it is read
+        self._tell(item)
+        self._store(item, self._value(item.value, ()))
+
+    def _tell(self, item: PlacedLoop) -> None:
+        """Write a comment in front of the lines of a loop."""
+        scope = self._inner if item.inside and self._inner is not None else self._outer
+        # Without names of buffers, so that kernels that compute the same have the same text.
+        scope.lines.append(f"# {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
+
+    def _reduce(self, item: PlacedLoop) -> None:
+        loop = item.loop
+        self._tell(item)
+        value = self._value(item.value, ())
+        self.num_reduction += 1
+        scope = self._outer if self._inner is None else self._inner
+        result, lines = self._reductions.reduce(
+            loop.kind, item.value, value, loop.kind.startswith("arg")
+        )
+        scope.lines += lines
+        self._results[loop.buffer, item.index] = result
+        if loop.buffer not in self._shape.removed:
+            self._store(item, result)
+
+    # --------------------------------------------------------------------------------------- Values
+
+    def new_name(self) -> str:
+        """Return the name of a new value; the caller writes the line."""
+        self._count += 1
+        return f"tmp{self._count - 1}"
+
+    def _value(self, root: Term, masks: Masks) -> Value:
+        """Return the value of a body behind masks; what it needs is written in front, without a
+        call in a call for each operator, since a kernel may have thousands on each other.
+        """
+        known = self._known(root, masks)
+        if known is not None:
+            return known
+        stack = [(root, iter(self._needed(root)))]
+        while True:
+            term, rest = stack[-1]
+            following = next((item for item in rest if self._known(item, masks) is None), None)
+            if following is not None:
+                stack.append((following, iter(self._needed(following))))
+                continue
+            stack.pop()
+            value = self._made(term, masks)
+            self._scope_of(term, masks).values[term, self._masks_for(term, masks)] = value
+            if not stack:
+                return value
+
+    def _needed(self, term: Term) -> Sequence[Term]:
+        """Return the terms whose values `_made` asks for behind the same masks, in its order."""
+        match term.operator:
+            case "load":
+                buffer, index, symbols = term.details
+                if buffer == SEEDS or self._buffers[buffer].by_value:
+                    return ()
+                if (buffer, index) in self._results:
+                    return ()
+                definition = self._definitions.get((buffer, index))
+                return term.terms[: len(symbols)] if definition is None else (definition,)
+            case "masked":
+                return term.terms[:1]
+            case "check_bounds" | "index_expr":
+                return term.terms
+        return [item for item in term.terms if not _is_written_inside(item, term)]
+
+    def _known(self, term: Term, masks: Masks) -> Value | None:
+        key = (term, self._masks_for(term, masks))
+        inner = None if self._inner is None else self._inner.values.get(key)
+        return inner or self._outer.values.get(key)
+
+    def _masks_for(self, term: Term, masks: Masks) -> Masks:
+        """Return the masks that matter to a term: none where it loads nothing, so it is the same
+        inside and outside of a mask.
+        """
+        return masks if masks and self._is_masked(term) else ()
+
+    def _is_masked(self, term: Term) -> bool:
+        if term not in self._loading:
+            for item in in_order(term, self._loading):
+                self._loading[item] = item.operator in {"load", "check_bounds"} or any(
+                    self._loading[argument] for argument in item.terms
+                )
+        return self._loading[term]
+
+    def _scope_of(self, term: Term, masks: Masks) -> Scope:
+        if self._inner is None:
+            return self._outer
+        # What is behind a mask stays in the loop where the mask does: there its name is known.
+        behind = [self._mask_dimensions[mask] for mask in self._masks_for(term, masks)]
+        along = self._dimensions_of(term).union(*behind)
+        return self._inner if self._space.reduced in along else self._outer
+
+    def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
+        found = self._dimensions.get(term)
+        if found is None:
+            for item in in_order(term, self._dimensions):
+                dims = {d for argument in item.terms for d in self._dimensions[argument]}
+                if item.operator == "load":
+                    dims |= self._space.dimensions_of(item.details[1])
+                    definition = self._definitions.get((item.details[0], item.details[1]))
+                    dims |= self._dimensions_of(definition) if definition is not None else set()
+                elif item.operator == "index_expr":
+                    dims |= self._space.dimensions_of(item.details[0])
+                self._dimensions[item] = frozenset(dims)
+            found = self._dimensions[term]
+        return found
+
+    def _made(self, term: Term, masks: Masks) -> Value:
+        match term.operator:
+            case "load":
+                return self._loaded(term, masks)
+            case "constant":
+                return self._line(
+                    term, masks, Value(constant_text(term.details[0], term.dtype), term.dtype)
+                )
+            case "index_expr":
+                return self._index_value(term, masks)
+            case "masked":
+                return self._masked(term, masks)
+            case "check_bounds":
+                return self._checked(term, masks)
+        if term.operator == "to_dtype":
+            self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
+        arguments = [self._argument(argument, term, masks) for argument in term.arguments]
+        return self._line(
+            term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term)))
+        )
+
+    def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
+        if not isinstance(argument, Term):
+            return argument
+        if _is_written_inside(argument, term):
+            number: float = argument.details[0]
+            return number
+        return self._value(argument, masks)
+
+    def _line(self, term: Term, masks: Masks, value: Value) -> Value:
+        if _NAME.fullmatch(value.text):
+            return value  # a conversion that changes nothing in a register
+        name = self.new_name()
+        self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
+        return Value(name, value.dtype)
+
+    def _masked(self, term: Term, masks: Masks) -> Value:
+        mask, body = term.terms
+        condition = self._value(mask, masks).text
+        self._mask_dimensions[condition] = self._dimensions_of(mask)
+        inside = tuple(dict.fromkeys((*masks, condition)))
+        if (
+            body.operator == "load"
+            and body.details[0] != SEEDS
+            and not self._buffers[body.details[0]].by_value
+            and not self._is_computed(body)
+        ):
+            return self._fetched(body, inside, term.details[0])
+        value = self._value(body, inside)
+        other = Value(constant_text(term.details[0], term.dtype), term.dtype)
+        return self._line(
+            term, masks, operation_text.render("where", [Value(condition, "bool"), value, other])
+        )
+
+    def _index_value(self, term: Term, masks: Masks) -> Value:
+        expr = term.details[0]
+        far = not self._shape.wide and not self._space.ranges().fits(
+            expr
+        )  # no address, so of any size
+        text = self._index(expr, term, masks, far=far)
+        if term.dtype == "int64":
+            # A size of 1 is a constant for Triton, which has no methods.
+            plain = (
+                f"({text}).to(tl.int64)"
+                if self._dimensions_of(term)
+                else f"tl.cast({text}, tl.int64)"
+            )
+            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else plain
+        elif expr.is_Integer:
+            text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
+        return self._line(term, masks, Value(text, term.dtype))
+
+    def _checked(self, term: Term, masks: Masks) -> Value:
+        value = self._value(term.terms[0], masks)
+        limit = dict(term.details)["size"]
+        if not self._shape.asserted or _is_within(term.terms[0], limit, self._space.ranges()):
+            return value
+        size = self._index(limit, term, masks)
+        self.num_assert += 1
+        active = [*self._shape.masks(self._dimensions_of(term)), *masks]
+        inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
+        condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
+        message = f"index out of bounds: 0 <= {value.text} < {size}"
+        self._scope_of(term, masks).lines.append(f'tl.device_assert({condition}, "{message}")')
+        return value
+
+    # ------------------------------------------------------------------------------------ Addresses
+
+    def _index(self, expr: sympy.Expr, term: Term, masks: Masks, *, far: bool = False) -> str:
+        """Return the text of an index expression, computed in 64 bits where it goes `far`, and
+        write what it needs in front.
+        """
+        names: dict[sympy.Symbol, sympy.Symbol] = {}
+        for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
+            self._symbols[symbol] = self._value(argument, masks)
+        for symbol in sorted(expr.free_symbols, key=str):
+            part = self._space.part_of(symbol)
+            if part is not None:
+                self._define(*part)
+                if far:
+                    names[symbol] = sympy.Symbol(
+                        f"{symbol}.to(tl.int64)", integer=True, nonnegative=True
+                    )
+            elif symbol in self._symbols:
+                names[symbol] = sympy.Symbol(
+                    self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True
+                )
+            else:
+                name = self.arguments.size(symbol)
+                names[symbol] = sympy.Symbol(
+                    f"tl.cast({name}, tl.int64)" if far else name, **symbol.assumptions0
+                )
+        ranges = self._space.ranges()
+        kind = "tl.int64" if far else self._index_type
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
+
+    def _index_operand(self, value: Value) -> str:
+        """Return a value as a part of an address: its product with a stride has the bits of an
+        index.
+        """
+        return (
+            f"{value.text}.to(tl.int64)"
+            if self._shape.wide and value.dtype == "int32"
+            else value.text
+        )
+
+    def _define(self, dimension: Dimension, part: Part) -> None:
+        """Write the line of a part of an index, once in its scope."""
+        scope = self._inner if dimension.is_reduced and self._inner is not None else self._outer
+        if part.symbol in scope.parts:
+            return
+        scope.parts.add(part.symbol)
+        whole = f"{dimension.prefix}index"
+        text = (
+            whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
+        )
+        if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
+            length = self.arguments.size_text(part.length)
+            text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
+        scope.lines.append(f"{part.symbol} = {text}")
+
+    def _loaded(self, term: Term, masks: Masks) -> Value:
+        buffer, index, _ = term.details
+        if buffer == SEEDS:
+            return self._seed(term, masks)
+        if self._buffers[buffer].by_value:
+            return self._number(term, masks)
+        result = self._results.get((buffer, index))
+        if result is not None:
+            return result
+        definition = self._definitions.get((buffer, index))
+        if definition is not None:
+            return self._value(definition, masks)
+        return self._fetched(term, masks, 0)
+
+    def _seed(self, term: Term, masks: Masks) -> Value:
+        """Return a seed, which all lanes share."""
+        place = self.arguments.seed_offset(int(term.details[1]))
+        return self._line(
+            term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64")
+        )
+
+    def _number(self, term: Term, masks: Masks) -> Value:
+        """Return a number that the launch passes, which all lanes share."""
+        buffer = term.details[0]
+        kind, dtype = number_type(self._buffers[buffer].layout.dtype), term.dtype
+        wide = _NUMBERS[kind]
+        text = f"tl.cast({self.arguments.number(buffer)}, {compute_type(wide)})"
+        return self._line(term, masks, Value(cast_text(text, wide, dtype), dtype))
+
+    def _is_computed(self, load: Term) -> bool:
+        """Whether the kernel itself computes what a load reads."""
+        key = (load.details[0], load.details[1])
+        return key in self._results or key in self._definitions
+
+    def _fetched(self, term: Term, masks: Masks, other: float) -> Value:
+        """Return what a load reads from memory, the other value where a mask is false."""
+        buffer, index, _ = term.details
+        text = self._load_text(term, index, masks, other)
+        pointer = self.arguments.read(buffer)
+        self.num_load += 1
+        dtype = self._buffers[buffer].layout.dtype
+        return self._line(
+            term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype)
+        )
+
+    def _load_text(self, term: Term, index: sympy.Expr, masks: Masks, other: float) -> str:
+        """Return what stands behind `pointer +`: address, mask and policy."""
+        address = self._index(index, term, masks)
+        used = self._dimensions_of(term)
+        active = sorted({*self._shape.masks(used), *masks})
+        if not used and index.is_Integer:  # one element for all lanes
+            address = f"tl.full({self._shape.shape_of(())}, {address}, {self._index_type})"
+        if masks:
+            spread = used.union(*(self._mask_dimensions[mask] for mask in masks))
+            address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
+        parts = [f"({address})", " & ".join(active) or "None"]
+        reduced = self._space.reduced
+        if active and (
+            masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used
+        ):
+            plain = repr(other) if math.isfinite(other) else f"float('{other}')"
+            parts.append(f"other={plain if other else '0.0'}")
+        policy = self._policy(term.details[0], index, used)
+        if policy:
+            parts.append(f"eviction_policy='{policy}'")
+        return ", ".join(parts)
+
+    @property
+    def _index_type(self) -> str:
+        return "tl.int64" if self._shape.wide else "tl.int32"
+
+    def _policy(self, buffer: str, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
+        """Return how long a loaded element should stay in the cache: long where it is read again,
+        by other programs or lanes or later on.
+        """
+        again = self._loaded_again.load(buffer)
+        if any(
+            dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions
+        ):
+            return "evict_last"
+        self._loaded_again.along_row(
+            buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype)
+        )
+        symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
+        if not any(index.coeff(symbol) == 1 for symbol in symbols):
+            return "evict_last"
+        return None if self._space.reduced is None else again
+
+    def _store(self, item: PlacedLoop, value: Value) -> None:
+        loop, buffer = item.loop, self._buffers[item.loop.buffer]
+        carrier = self._pool.make(
+            "load",
+            tuple(t for _, t in item.index_terms),
+            buffer.layout.dtype,
+            (loop.buffer, item.index, tuple(s for s, _ in item.index_terms)),
+        )
+        address = self._index(item.index, carrier, ())
+        kept = not item.inside or loop.is_reduction
+        domain = set(self._space.kept if kept else self._space.dimensions)
+        active = sorted(self._shape.masks(domain))
+        shape = self._shape.shape_of(domain)
+        if self._dimensions_of(carrier) != domain:
+            address = (
+                f"tl.broadcast_to({address}, {shape})"
+                if not item.index.is_Integer
+                else f"tl.full({shape}, {address}, {self._index_type})"
+            )
+        text = stored_text(
+            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text,
+            buffer.layout.dtype,
+        )
+        pointer = self.arguments.write(loop.buffer)
+        self.num_store += 1
+        self._stored_along_row += 0 if kept else item_bytes(buffer.layout.dtype)
+        mask = " & ".join(active) or "None"
+        scope = self._outer if kept or self._inner is None else self._inner
+        atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
+        self.atomic |= atomic is not None
+        spread = any(
+            d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
+        )
+        scope.stores += _store_lines(
+            f"{pointer} + ({address})",
+            text,
+            mask,
+            buffer.layout.dtype,
+            atomic=atomic,
+            shape=shape,
+            shared=spread and pointer.startswith("in_out"),
+        )
+
+
+class LoadPolicies:
+    """The loads of one kernel, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._buffers: list[str] = []
+        self._read: dict[tuple[str, str], list[int]] = {}
+
+    def load(self, buffer: str) -> str:
+        """Count a load; returns the mark that stands for its policy."""
+        self._buffers.append(buffer)
+        return f"LOAD_{len(self._buffers) - 1}_AGAIN"
+
+    def along_row(self, buffer: str, address: str, size: int) -> None:
+        """Count a load of so many bytes for each element of the row."""
+        self._read.setdefault((buffer, address), []).append(size)
+
+    def repeated(self, stored: int) -> float:
+        """Return how many times as much memory the kernel moves as one that held its rows whole,
+        where it stores so many bytes for each element.
+        """
+        every = sum(map(sum, self._read.values())) + stored
+        return every / max(1, sum(sizes[0] for sizes in self._read.values()) + stored)
+
+    def decided(self, lines: Sequence[str]) -> list[str]:
+        """Return lines with policies in the place of marks."""
+        return [_MARK.sub(self._policy, line) for line in lines]
+
+    def _policy(self, mark: re.Match[str]) -> str:
+        number = int(mark[1])
+        return (
+            "evict_last" if self._buffers[number] in self._buffers[number + 1 :] else "evict_first"
+        )
+
+
+def _store_lines(
+    place: str, value: str, mask: str, dtype: str, *, atomic: str | None, shape: str, shared: bool
+) -> list[str]:
+    """Return the lines of a store.
+
+    Args:
+        place: text of the pointer.
+        value: text of what is stored.
+        mask: text of which lanes do, or `None`.
+        dtype: of the buffer.
+        atomic: name of Triton's function that combines; None for a plain store.
+        shape: text of the shape of the block.
+        shared: whether other warps hold the same element, and may read it in memory that the store
+            changes.
+    """
+    if atomic is not None:
+        options = _ATOMIC_OPTIONS.get(dtype, _RELAXED)
+        return [f"tl.{atomic}({place}, tl.broadcast_to({value}, {shape}), {mask}, {options})"]
+    # Every warp has to have read the element before it changes.
+    return [*(["tl.debug_barrier()"] if shared else []), f"tl.store({place}, {value}, {mask})"]
+
+
+def _is_within(term: Term, size: sympy.Expr, ranges: Ranges) -> bool:
+    """Whether a value is at least 0 and below a size."""
+    if term.operator == "index_expr" and not term.terms:  # also over sizes that change
+        return ranges.nonnegative(term.details[0]) and ranges.below(term.details[0], size)
+    found = _bounds(term, ranges)
+    return found is not None and found[0] >= 0 and bool(size.is_Integer and found[1] < size)
+
+
+def _bounds(value: Argument, ranges: Ranges) -> _Bounds | None:
+    """Return the least and the greatest number that a value can be; None where that is not
+    known.
+    """
+    if not isinstance(value, Term):
+        return (value, value) if type(value) is int else None
+    if value.dtype not in _INTEGERS:
+        return None
+    match value.operator:
+        case "constant":
+            return int(value.details[0]), int(value.details[0])
+        case "index_expr":
+            largest = (
+                ranges.largest(value.details[0]) if ranges.nonnegative(value.details[0]) else None
+            )
+            return (
+                (0, int(largest))
+                if largest is not None and largest.is_Integer and not value.terms
+                else None
+            )
+        case "to_dtype" | "check_bounds":
+            return _bounds(value.arguments[0], ranges)
+        case "where":
+            return _chosen_bounds(value, ranges)
+        case "add" | "sub" | "mul":
+            return _computed_bounds(value, ranges)
+    return None
+
+
+def _chosen_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
+    condition, one, other = term.arguments
+    right = _bounds(other, ranges)
+    # An index that would count from the end where it is negative, which it never is.
+    asked = (
+        condition.arguments
+        if isinstance(condition, Term) and condition.operator == "lt"
+        else (None, 0)
+    )
+    if (
+        asked[0] is other
+        and right is not None
+        and right[0] >= 0
+        and _bounds(asked[1], ranges) == (0, 0)
+    ):
+        return right
+    left = _bounds(one, ranges)
+    return (
+        None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+    )
+
+
+def _computed_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
+    left, right = (_bounds(argument, ranges) for argument in term.arguments)
+    if left is None or right is None:
+        return None
+    if term.operator == "mul":
+        products = [a * b for a in left for b in right]
+        found = min(products), max(products)
+    elif term.operator == "add":
+        found = left[0] + right[0], left[1] + right[1]
+    else:
+        found = left[0] - right[1], left[1] - right[0]
+    limit = 1 << (31 if term.dtype == "int32" else 63)
+    return (
+        found if -limit <= found[0] and found[1] < limit else None
+    )  # what overflows may be anything
+
+
+def _is_written_inside(argument: Term, term: Term) -> bool:
+    """Whether an argument is a number that is written in the text of an infix operator, which gives
+    it the type of the other argument.
+    """
+    if argument.operator != "constant" or term.operator not in _INFIX_NUMBERS:
+        return False
+    others = [item for item in term.terms if item is not argument and item.operator != "constant"]
+    return bool(others) and others[0].dtype == argument.dtype

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its
+heuristic need to know.
+
+It decides dimensions and tiling (`_tiled`), whether rows are held whole, which masks are constant
+and how wide indices are; `kernel_body` writes the lines. `schedule` calls it for each group,
+`module_text` puts the function into a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+
+from bundler.codegen.kernels.kernel_arguments import (
+    KernelArguments,
+    KernelParameter,
+    numel_parameter,
+)
+from bundler.codegen.kernels.kernel_body import BodyWriter
+from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
+from bundler.codegen.loops.fusion import LoopGroup
+from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
+from bundler.codegen.loops.loop_terms import TermPool, loads_of
+from bundler.codegen.loops.range_trees import Dimension, IterationSpace
+from bundler.codegen.loops.row_direction import runs_along
+from bundler.runtime.heuristics.block_limits import pow2_up
+
+# A row of this many elements is held whole: where memory runs along it, and where it runs across.
+_WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
+# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or
+# above a size.
+LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
+_MOST_Y_PROGRAMS = 65535
+# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were
+# seen to read beyond it otherwise.
+_SHORT_ROW = 64
+LARGEST_NARROW = 2**31 - 1
+_UNKNOWN_SIZE = 8192
+_GRID_AXES = {"x": 0, "y": 1, "z": 2}
+# Rows that a block may hold whole though the kernel loops over them, and from how much saved
+# traffic that is tried.
+_HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
+Bounded = Callable[[sympy.Expr], bool]
+_Dimensions = tuple[tuple[str, sympy.Expr], ...]
+# Fewer elements than a warp has threads along a dimension gain nothing by a block of their own.
+_LEAST_LENGTH = 2
+# Three blocks are small; each has to be as long as what memory brings at once.
+_LEAST_OF_THREE = 16
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A kernel without its name.
+
+    Attributes:
+        kind: `pointwise`, `reduction` or `persistent_reduction`.
+        dimensions: (prefix, numel), as the signature has them.
+        parameters: what a launch passes, in order.
+        blocks: constexpr parameters behind them.
+        body: lines of the function.
+        hints: prefix -> power of two at or above the number of elements.
+        reduction_hint: `INNER`, `OUTER` or `DEFAULT`.
+        changed: parameters whose buffers the kernel changes.
+        counts: `num_load`, `num_store`, `num_reduction`.
+        atomic: whether it adds atomically.
+        origins: names of the operators that it computes.
+        buffers: what it writes, for comments.
+        bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32
+            bits.
+        asserts: whether it asserts that indices which it reads are in range.
+        examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the
+            example's.
+        facts: what else heuristics look at, by the names of the decorator's arguments; none that
+            says nothing.
+        elements: how many neighbouring elements a thread has to hold.
+    """
+
+    kind: str
+    dimensions: tuple[tuple[str, sympy.Expr], ...]
+    parameters: tuple[KernelParameter, ...]
+    blocks: tuple[str, ...]
+    body: tuple[str, ...]
+    hints: Mapping[str, int]
+    reduction_hint: str
+    changed: tuple[str, ...]
+    counts: Mapping[str, int]
+    atomic: bool
+    origins: tuple[str, ...]
+    buffers: tuple[str, ...]
+    bounds: tuple[sympy.Expr, ...] = ()
+    asserts: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    examples: tuple[Any, ...] = ()
+    elements: int = 1
+
+
+def write_kernel(
+    group: LoopGroup,
+    pool: TermPool,
+    buffers: Mapping[str, Buffer],
+    removed: frozenset[str],
+    reused: Mapping[str, str],
+    size_hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None = None,
+    *,
+    asserted: bool = True,
+) -> KernelText:
+    """Return the kernel of a group of loops.
+
+    Args:
+        group: what to compute.
+        pool: that the loops' terms are of.
+        buffers: of the program.
+        removed: buffers that nothing outside the group reads.
+        reused: buffer that is written -> buffer whose memory it takes.
+        size_hints: symbol of a size -> its value in the example.
+        bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every
+            call; None where none may.
+        asserted: whether indices that are read are asserted to be in range.
+    """
+    reduces = any(loop.is_reduction for loop in group.loops)
+    dimensions = group.dimensions if reduces else _tiled(group, size_hints)
+    space = IterationSpace(dimensions)
+    direction = _direction(group) if reduces else "DEFAULT"
+    inner = direction == "INNER"
+    persistent = reduces and _is_short(space, inner=inner)
+    bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
+    wide = bounds is None
+    atomic = any(loop.mode == "atomic_add" for loop in group.loops)
+    shape = KernelShape(
+        space,
+        persistent,
+        _constant_masks(space, persistent=persistent, atomic=atomic),
+        wide,
+        removed,
+        asserted,
+    )
+    written = {loop.buffer for loop in group.loops}
+    read = {name for loop in group.loops for name in loop.reads}
+    mutated = {
+        n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)
+    }
+    arguments = KernelArguments(buffers, mutated, reused)
+    writer = BodyWriter(shape, pool, buffers, arguments)
+    body = writer.write(group.loops)
+    head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    # Sizes are as wide as the indices that they are multiplied with.
+    sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
+    numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
+    parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
+    return KernelText(
+        kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
+        dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
+        parameters=parameters,
+        blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
+        body=(*head, *body),
+        hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
+        reduction_hint=direction,
+        changed=arguments.changed,
+        counts={
+            "num_load": writer.num_load,
+            "num_store": writer.num_store,
+            "num_reduction": writer.num_reduction,
+        },
+        atomic=writer.atomic,
+        elements=writer.elements,
+        origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
+        buffers=tuple(loop.buffer for loop in group.loops),
+        bounds=bounds or (),
+        asserts=writer.num_assert > 0,
+        examples=tuple(_example(p, buffers, size_hints) for p in parameters),
+        facts=_facts(space, writer.repeated, inner=inner and not persistent),
+    )
+
+
+def _is_added_to(group: LoopGroup, buffer: str) -> bool:
+    """Whether a loop writes only some places of a buffer, or adds to it, so what it held before
+    counts.
+    """
+    return any(loop.buffer == buffer and loop.mode is not None for loop in group.loops)
+
+
+def _hint(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
+    known = size.subs(dict(hints))
+    return int(known) if known.is_Integer else _UNKNOWN_SIZE
+
+
+def _example(
+    parameter: KernelParameter, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+) -> tuple[str, tuple[int, ...], tuple[int, ...]] | int:
+    if not isinstance(parameter.outer, str):
+        return _hint(parameter.outer, hints)
+    if not parameter.type.startswith("*"):
+        return 1
+    layout = buffers[parameter.outer].layout
+    sizes, strides = (
+        tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides)
+    )
+    return layout.dtype, sizes, strides
+
+
+# ---------------------------------------------------------------------------------------- Decisions
+
+
+def _is_short(space: IterationSpace, *, inner: bool) -> bool:
+    reduced = space.reduced
+    assert reduced is not None
+    limit = _WHOLE_ROW_INNER if inner else _WHOLE_ROW_OUTER
+    return bool(reduced.numel.is_Integer and reduced.numel <= limit)
+
+
+def _direction(group: LoopGroup) -> str:
+    """Return how memory runs beside the rows of the reductions, as heuristics name it: along most
+    of them, across all of them, or neither.
+    """
+    found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
+    if any(found) or not any(loop.variables for loop in group.loops):
+        return "INNER"
+    return "OUTER" if found and all(along is False for along in found) else "DEFAULT"
+
+
+def _bounds_of_narrow_indices(
+    group: LoopGroup,
+    buffers: Mapping[str, Buffer],
+    hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None,
+) -> tuple[sympy.Expr, ...] | None:
+    """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone
+    that may change; None where some index has 64.
+    """
+    sizes = {
+        numel([size for _, size in group.dimensions]),
+        *(buffers[name].layout.storage for name in group.touched),
+    }
+    sizes |= frozenset().union(*(size.free_symbols for size in sizes))
+    examples = {size: size.subs(dict(hints)) for size in sizes}
+    if not all(example.is_Integer and example <= LARGEST_NARROW for example in examples.values()):
+        return None
+    changing = tuple(sorted((size for size in sizes if not size.is_Integer), key=str))
+    return (
+        changing if not changing or (bounded is not None and all(map(bounded, changing))) else None
+    )
+
+
+def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
+    """Return the dimensions whose mask is always true: every block is full, or its lanes all do the
+    same.
+    """
+    found = set()
+    for dimension in space.dimensions:
+        size = dimension.numel
+        if not size.is_Integer:
+            continue
+        if dimension.is_reduced and persistent:
+            full = pow2_up(int(size)) == size and size >= _SHORT_ROW
+        elif size == 1:
+            full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
+        else:
+            full = size % min(
+                LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))
+            ) == 0 and not _overflows(dimension, space)
+        if full:
+            found.add(dimension.prefix)
+    return frozenset(found)
+
+
+def _overflows(dimension: Dimension, space: IterationSpace) -> bool:
+    """Whether y may have more programs than the grid has along it, so that they go on along z."""
+    if dimension.prefix != "y" or any(other.prefix == "z" for other in space.dimensions):
+        return False
+    return not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+
+
+def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, Any]:
+    """Return what heuristics are told beside counts."""
+    reduced, (low, high) = space.reduced, _HELD_BY_A_BLOCK
+    long = (
+        inner
+        and reduced is not None
+        and bool(reduced.numel.is_Integer and low < reduced.numel <= high)
+    )
+    return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
+
+
+# -------------------------------------------------------------------------------------------- Lines
+
+
+def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
+    """Return the lines that define numel, offset, index and mask of a dimension."""
+    prefix, size = dimension.prefix, dimension.numel
+    lines = [f"{prefix}numel = {size}"] if size.is_Integer else []
+    place = shape.space.dimensions.index(dimension)
+    subscript = "".join(
+        (
+            "[",
+            ", ".join(":" if n == place else "None" for n in range(len(shape.space.dimensions))),
+            "]",
+        )
+    )
+    lanes = f"tl.arange(0, {block_name(dimension)}){subscript}"
+    lanes = f"{lanes}.to(tl.int64)" if shape.wide else lanes
+    mask = (
+        [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
+    )
+    if not dimension.is_reduced:
+        return [
+            *lines,
+            f"{prefix}offset = {_program(dimension, shape)} * {block_name(dimension)}",
+            f"{prefix}index = {prefix}offset + {lanes}",
+            *mask,
+        ]
+    if not shape.persistent:
+        return [*lines, f"{prefix}base = {lanes}"]
+    lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
+    return [*lines, f"{prefix}index = {lanes}", *mask]
+
+
+def _program(dimension: Dimension, shape: KernelShape) -> str:
+    axis = _GRID_AXES[dimension.prefix]
+    text = f"tl.program_id({axis})"
+    if _overflows(dimension, shape.space):
+        text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"
+    return f"{text}.to(tl.int64)" if shape.wide else text
+
+
+def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
+    """Return the dimensions of a pointwise kernel that suit the addresses through which most
+    elements go.
+
+    Args:
+        group: of the kernel.
+        hints: symbol of a size -> its value in the example.
+    """
+    votes: dict[_Dimensions, int] = {}
+    for loop in group.loops:
+        for split, elements in _splits_of(loop, hints).items():
+            votes[split] = votes.get(split, 0) + elements
+    order = sorted(votes, key=lambda found: (-votes[found], str(found)))
+    fitting = [split for split in order if _fits_all(group, split)]
+    # A second split that asks for another dimension is content with a block of its own.
+    for split in fitting[1:]:
+        together = _three_dimensions(fitting[0], split)
+        if together is not None and _fits_all(group, together):
+            return together
+    return fitting[0] if fitting else group.dimensions
+
+
+def _fits_all(group: LoopGroup, dimensions: _Dimensions) -> bool:
+    space = IterationSpace(dimensions)
+    return all(space.place(loop) is not None for loop in group.loops)
+
+
+def _splits_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[_Dimensions, int]:
+    """Return a split for each address that memory runs along in another than the last variable,
+    behind that variable, and how many elements go through it.
+    """
+    found: dict[_Dimensions, int] = {}
+    for index in {loop.index, *(index for root in loop.roots for _, index, _ in loads_of(root))}:
+        for place, variable in enumerate(loop.variables[:-1]):
+            if index.coeff(variable) != 1 or not any(
+                index.has(later) for later in loop.variables[place + 1 :]
+            ):
+                continue  # what later variables do not move is read once for all of them
+            outer, inner = numel(loop.sizes[: place + 1]), numel(loop.sizes[place + 1 :])
+            if _is_long(outer, _LEAST_LENGTH) and _is_long(inner, _LEAST_LENGTH):
+                touched = numel(
+                    [s for v, s in zip(loop.variables, loop.sizes, strict=True) if index.has(v)]
+                )
+                known = touched.subs(dict(hints))
+                split = (("y", outer), ("x", inner))
+                found[split] = found.get(split, 0) + (
+                    int(known) if known.is_Integer else _UNKNOWN_SIZE
+                )
+    return found
+
+
+def _three_dimensions(one: _Dimensions, other: _Dimensions) -> _Dimensions | None:
+    """Return three dimensions that have the ends of both splits; None where one of them would be
+    short.
+    """
+    (_, near), (_, far) = sorted((one[0], other[0]), key=lambda found: str(found[1]))
+    for first, second in ((near, far), (far, near)):
+        middle = sympy.cancel(second / first)
+        if middle.is_integer and middle.as_numer_denom()[1] == 1 and middle != 1:
+            inner = (one if one[0][1] == second else other)[1][1]
+            parts = (first, middle, inner)
+            if all(_is_long(size, _LEAST_OF_THREE) for size in parts):
+                return (("z", first), ("y", middle), ("x", inner))
+    return None
+
+
+def _is_long(size: sympy.Expr, least: int) -> bool:
+    return not size.is_Integer or bool(size >= least)

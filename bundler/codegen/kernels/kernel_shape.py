@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`KernelShape`, `PlacedLoop`, `Scope`, `placed_loops`: what is decided of a kernel before its body
+is written, and what the writer keeps while it writes.
+
+`kernel_plan` decides, `kernel_body` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+
+from bundler.codegen.kernels.operation_text import Value
+from bundler.codegen.loops.loop_nodes import Buffer, Loop
+from bundler.codegen.loops.loop_terms import Term, TermPool, substituted
+from bundler.codegen.loops.range_trees import Dimension, IterationSpace
+
+Masks = tuple[str, ...]
+
+
+@dataclass
+class Scope:
+    """A run of lines, and the values that they computed."""
+
+    lines: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
+    values: dict[tuple[Term, Masks], Value] = field(default_factory=dict)
+    parts: set[sympy.Symbol] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class PlacedLoop:
+    """A loop with its addresses in the kernel's space."""
+
+    loop: Loop
+    value: Term
+    index: sympy.Expr
+    index_terms: tuple[tuple[sympy.Symbol, Term], ...]
+    inside: bool
+    level: int
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """What was decided of a kernel before its body is written.
+
+    Attributes:
+        space: its dimensions.
+        persistent: whether a program holds whole rows; meaningless without a reduced dimension.
+        constant_masks: prefixes of dimensions that every block fills.
+        wide: whether indices have 64 bits.
+        removed: buffers that no other kernel reads, so they are not stored.
+        asserted: whether indices that are read are asserted to be in range, where nothing proves
+            it.
+    """
+
+    space: IterationSpace
+    persistent: bool
+    constant_masks: frozenset[str]
+    wide: bool
+    removed: frozenset[str]
+    asserted: bool = True
+
+    @property
+    def looped(self) -> bool:
+        """Whether rows are run through block by block."""
+        return self.space.reduced is not None and not self.persistent
+
+    def masks(self, dimensions: Collection[Dimension]) -> list[str]:
+        """Return the names of the masks of dimensions, without those that are always true."""
+        return [
+            f"{d.prefix}mask"
+            for d in self.space.dimensions
+            if d in dimensions and d.prefix not in self.constant_masks
+        ]
+
+    @property
+    def block_shape(self) -> str:
+        """The text of the shape of a block."""
+        return self.shape_of(self.space.dimensions)
+
+    def shape_of(self, dimensions: Collection[Dimension]) -> str:
+        """Return the text of the shape of a value that differs along these dimensions alone."""
+        return f"[{', '.join(block_name(d) if d in dimensions else '1' for d in self.space.dimensions)}]"
+
+
+def block_name(dimension: Dimension) -> str:
+    """Return the parameter that holds the block of a dimension."""
+    return f"{dimension.prefix.upper()}BLOCK"
+
+
+def placed_loops(
+    loops: Sequence[Loop], space: IterationSpace, pool: TermPool, buffers: Mapping[str, Buffer]
+) -> list[PlacedLoop]:
+    """Return the loops of a kernel with their addresses in its space, and in which pass over the
+    row each comes.
+    """
+    found: list[PlacedLoop] = []
+    written: dict[str, PlacedLoop] = {}
+    for loop in loops:
+        place, domain = space.place(loop), space.domain(loop)
+        assert place is not None, "a loop was fused into a kernel that it does not fit"
+        assert domain is not None
+        inside = space.reduced is not None and space.reduced in domain
+        before = [written[name] for name in loop.reads if name in written]
+        level = max((item.level + item.loop.is_reduction for item in before), default=0)
+        terms = tuple((symbol, substituted(pool, term, place)) for symbol, term in loop.index_terms)
+        item = PlacedLoop(
+            loop, substituted(pool, loop.value, place), place(loop.index), terms, inside, level
+        )
+        found.append(item)
+        written[loop.buffer] = item
+    # A later pass may read what is changed here, so what was there before is replaced in the last
+    # one.
+    last = max(item.level for item in found)
+    read = {name for loop in loops for name in loop.reads}
+    return [
+        (
+            replace(item, level=last)
+            if item.loop.buffer in read and buffers[item.loop.buffer].source != "node"
+            else item
+        )
+        for item in found
+    ]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`module_text`: the source of one kernel's module; `KernelModules` names kernels and keeps one of
+equal ones.
+
+A module imports Triton, our helper functions and our decorators, and nothing of torch.  Its text
+says all that is known of the kernel beside its lines: size hints, signature, alignment, statistics.
+The name is put in last, so that kernels that differ in their names alone are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from bundler.codegen.kernels.kernel_arguments import KernelParameter
+from bundler.codegen.kernels.kernel_plan import KernelText
+from bundler.format.digest import sha256
+from bundler.runtime.program.device_tensors import item_bytes
+
+_PLACEHOLDER = "KERNEL_NAME"
+_CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
+_GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
+_LONGEST_NAME = 120
+_HARNESS_IMPORT = (
+    "from bundler.codegen.module_benchmarks import candidate_times, random_arguments, report\n"
+)
+_IMPORTS = """import triton
+import triton.language as tl
+from triton.language import math as tl_math
+from triton.language.extra import libdevice
+
+from bundler.codegen import lib
+from bundler.codegen.module_decorators import heuristic
+"""
+
+
+@dataclass(frozen=True)
+class ProgramKernel:
+    """A generated kernel.
+
+    Attributes:
+        name: of its function.
+        source: of its module.
+        text: what it was made of.
+    """
+
+    name: str
+    source: str
+    text: KernelText
+
+    @property
+    def digest(self) -> str:
+        """Names the source."""
+        return sha256(self.source.encode()).hex()
+
+
+@dataclass
+class KernelModules:
+    """The kernels of a program, each source once; with a benchmark at the end of each where
+    `harness` says so.
+    """
+
+    kernels: dict[str, ProgramKernel] = field(default_factory=dict)
+    harness: bool = False
+    _by_source: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: KernelText) -> ProgramKernel:
+        """Return the kernel with this text, under the name that it got when it was first added."""
+        source = module_text(text) + (harness_text(text) if self.harness else "")
+        name = self._by_source.get(source)
+        if name is None:
+            name = kernel_name(text, len(self.kernels))
+            self._by_source[source] = name
+            self.kernels[name] = ProgramKernel(name, source.replace(_PLACEHOLDER, name), text)
+        return self.kernels[name]
+
+
+def kernel_name(text: KernelText, number: int) -> str:
+    """Return `triton_<category>_fused_<operators>_<number>`."""
+    fused = "_".join(text.origins)[:_LONGEST_NAME] or "nothing"
+    return f"triton_{_CATEGORIES[text.kind]}_fused_{fused}_{number}"
+
+
+def module_text(text: KernelText) -> str:
+    """Return the source of a module, with a placeholder for the kernel's name."""
+    parameters = [*map(_declared, text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
+    metadata = {
+        "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
+        "tile_hint": _tile_hint(text),
+        "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
+        "triton_meta": triton_meta(text),
+        "inductor_meta": inductor_meta(text),
+        **text.facts,
+        "min_elem_per_thread": (
+            text.elements if text.kind == "pointwise" and text.elements > 1 else None
+        ),
+    }
+    arguments = "".join(
+        f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None
+    )
+    body = "".join(f"    {line}\n" for line in text.body)
+    return (
+        f"{_IMPORTS}\n\n"
+        f"# {', '.join(text.origins) or 'copy'}\n"
+        f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
+        f"@triton.jit{_unspecialized(text)}\n"
+        f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
+    )
+
+
+def _declared(parameter: KernelParameter) -> str:
+    """Return a parameter as the function has it: of a number with 64 bits the type, since Triton
+    goes by the value else.
+    """
+    wide = {"i64": "tl.int64", "u64": "tl.uint64", "fp64": "tl.float64"}.get(parameter.type)
+    return parameter.name if wide is None else f"{parameter.name}: {wide}"
+
+
+def harness_text(text: KernelText) -> str:
+    """Return the benchmark of a module, with a placeholder for the kernel's name; it alone needs
+    torch, when it runs.
+    """
+    examples = "".join(
+        f"        {0 if parameter.name.startswith('load_seed_offset') else example!r},\n"
+        for parameter, example in zip(text.parameters, text.examples, strict=True)
+    )
+    return (
+        f"\n\n{_HARNESS_IMPORT}\n\ndef get_args():\n    return random_arguments([\n{examples}   "
+        f" ])\n\n\ndef call(args):\n    {_PLACEHOLDER}.run(*args)\n\n\ndef"
+        f" benchmark_all_configs(args):\n    return candidate_times({_PLACEHOLDER}, args)\n\n\nif"
+        f" __name__ == '__main__':\n    report(call, get_args(), {gigabytes(text)!r})\n"
+    )
+
+
+def gigabytes(text: KernelText) -> float:
+    """Return how much memory a launch moves, each tensor once, and twice where it is read and
+    written.
+    """
+    total = 0
+    for parameter, example in zip(text.parameters, text.examples, strict=True):
+        if not isinstance(example, int):
+            dtype, sizes, strides = example
+            elements = prod(size for size, stride in zip(sizes, strides, strict=True) if stride)
+            total += (
+                elements * item_bytes(dtype) * (2 if parameter.name.startswith("in_out") else 1)
+            )
+    return total / 1e9
+
+
+def _unspecialized(text: KernelText) -> str:
+    """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch,
+    since a bundle has the kernel once.
+    """
+    names = [
+        p.name
+        for p in text.parameters
+        if (
+            not p.type.startswith("*")
+            if isinstance(p.outer, str)
+            else not (p.fixed and p.outer.is_Integer)
+        )
+    ]
+    return f"(do_not_specialize={names!r})" if names else ""
+
+
+def _tile_hint(text: KernelText) -> str | None:
+    if text.kind != "pointwise" or len(text.dimensions) != 2:  # noqa: PLR2004  # y and x
+        return None
+    # One input, one output and two numels: a transposition.
+    return "SQUARE" if len(text.parameters) == 4 else "DEFAULT"  # noqa: PLR2004
+
+
+def triton_meta(text: KernelText) -> dict[str, Any]:
+    """Return what Triton is told: types, constants and attributes, without the device, which a
+    build or a launch chooses.
+    """
+    signature = {parameter.name: parameter.type for parameter in text.parameters}
+    constants = {p.name: 1 for p in text.parameters if _is_one(p)}
+    signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
+    aligned = {
+        (n,): [["tt.divisibility", 16]]
+        for n, p in enumerate(text.parameters)
+        if p.aligned and p.name not in constants
+    }
+    return {"signature": signature, "constants": constants, "configs": [aligned]}
+
+
+def _is_one(parameter: KernelParameter) -> bool:
+    return parameter.fixed and not isinstance(parameter.outer, str) and parameter.outer == 1
+
+
+def inductor_meta(text: KernelText) -> Mapping[str, Any]:
+    """Return what heuristics and launches are told."""
+    kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
+    return {
+        "grid_type": _GRIDS[kept],
+        "kernel_name": _PLACEHOLDER,
+        "mutated_arg_names": sorted(text.changed),
+        "no_x_dim": False,
+        "atomic_add_found": text.atomic,
+        "assert_indirect_indexing": text.asserts,
+        **text.counts,
+    }

@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fused`: which loops of a program share a kernel.
+
+Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
+numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
+writes and the other touches is touched at the same address, no other node has to run between them,
+and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that
+which saves most memory traffic goes first. `schedule` calls it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import sympy
+
+from bundler.codegen.loops.loop_nodes import Buffer, ExternCall, Loop, Node, numel
+from bundler.codegen.loops.range_trees import IterationSpace
+from bundler.format.cached_properties import cached_property
+
+_Dimensions = tuple[tuple[str, sympy.Expr], ...]
+# Buffer -> the places in it.
+_Addresses = Mapping[str, set[sympy.Expr]]
+
+# A kernel of more loops has more registers than a processor.
+_MOST_LOOPS = 64
+_UNKNOWN_SIZE = 8192
+_NOWHERE: frozenset[sympy.Expr] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class LoopGroup:
+    """Nodes that run as one: loops of one kernel, or a single extern call.
+
+    Attributes:
+        nodes: in the order of the program.
+        dimensions: (prefix, numel) of the kernel; empty for an extern call.
+    """
+
+    nodes: tuple[Node, ...]
+    dimensions: _Dimensions
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """The nodes that are loops."""
+        return tuple(node for node in self.nodes if isinstance(node, Loop))
+
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """The buffers that it reads or writes."""
+        return frozenset().union(*(node.reads.union(node.writes) for node in self.nodes))
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The buffers that it writes."""
+        return frozenset(name for node in self.nodes for name in node.writes)
+
+
+def fused(
+    nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+) -> list[LoopGroup]:
+    """Return the groups of a program's nodes, in an order in which they can run."""
+    return _Fusion(nodes, buffers, hints).run()
+
+
+def dimensions_of(loop: Loop) -> _Dimensions:
+    """Return the dimensions of a kernel of this loop alone."""
+    outer = ("x", numel(loop.sizes))
+    return (outer, ("r0_", numel(loop.reduced_sizes))) if loop.is_reduction else (outer,)
+
+
+class _Fused(NamedTuple):
+    """Two groups as one: whether one writes what the other touches, and how many elements both read
+    at the same addresses.
+    """
+
+    group: LoopGroup
+    vertical: bool
+    shared: int
+
+
+class _Fusion:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        buffers: Mapping[str, Buffer],
+        hints: Mapping[sympy.Symbol, int],
+    ) -> None:
+        self._buffers, self._hints = buffers, hints
+        self._place = {id(node): number for number, node in enumerate(nodes)}
+        self._order = _GroupOrder(_dependencies(nodes, buffers))
+        self._groups = [
+            LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes
+        ]
+        self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
+        self._accesses = _Accesses()
+        self._sizes: dict[str, int] = {}
+
+    def run(self) -> list[LoopGroup]:
+        while self._round():
+            pass
+        by_first = {self._first(group): group for group in self._groups}
+        return [by_first[number] for number in self._order.sorted(by_first)]
+
+    def _round(self) -> bool:
+        """Fuse what can be fused, the best pairs first; returns whether anything was."""
+        groups: list[LoopGroup | None] = list(self._groups)
+        changed = False
+        for a, b, together in self._candidates():
+            one, other = self._groups[a], self._groups[b]
+            if (
+                groups[a] is one
+                and groups[b] is other
+                and self._order.merged(self._first(one), self._first(other))
+            ):
+                groups[a], groups[b] = together, None
+                changed = True
+        self._groups = [group for group in groups if group is not None]
+        return changed
+
+    def _candidates(self) -> list[tuple[int, int, LoopGroup]]:
+        """Return pairs of groups, by their numbers, and what they would be together, the best
+        first: what one writes for the other, then what both read.
+        """
+        users: dict[str, list[int]] = {}
+        for number, group in enumerate(self._groups):
+            for name in sorted(group.touched if group.loops else ()):
+                users.setdefault(name, []).append(number)
+        siblings = _neighbours(self._siblings(users).values())
+        alike: dict[tuple[str, object], list[int]] = {}
+        for name, numbers in users.items():
+            for number in numbers:
+                alike.setdefault((name, self._groups[number].dimensions), []).append(number)
+        scored = []
+        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough:
+        # what they become meets the next one in the next round.
+        for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
+            one, other = self._groups[a], self._groups[b]
+            if (one, other) not in self._fusions:
+                self._fusions[one, other] = self._together(one, other)
+            found = self._fusions[one, other]
+            if found is None or (
+                found.shared == 0 and not found.vertical and (a, b) not in siblings
+            ):
+                continue
+            distance = abs(self._first(one) - self._first(other))
+            scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
+        scored.sort(key=lambda row: row[:-1])
+        return [(a, b, group) for *_, a, b, group in scored]
+
+    def _siblings(
+        self, users: Mapping[str, Sequence[int]]
+    ) -> dict[tuple[object, object], list[int]]:
+        """Return groups of reductions that read what one other group writes, by that group and
+        their dimensions: second steps of reductions that were split.
+
+        They have no buffer in common, but one launch less costs nothing where they are as large as
+        each other.
+        """
+        reducing = {
+            number
+            for number, group in enumerate(self._groups)
+            if any(loop.is_reduction for loop in group.loops)
+        }
+        readers = {
+            name: [number for number in numbers if number in reducing]
+            for name, numbers in users.items()
+        }
+        found: dict[tuple[object, object], list[int]] = {}
+        seen: set[frozenset[str]] = set()
+        for writer, group in enumerate(self._groups):
+            names = frozenset(name for name in group.written if readers.get(name))
+            # Many groups may write parts of one buffer: their readers are the same.
+            if not group.loops or not names or (names in seen and writer not in reducing):
+                continue
+            if writer not in reducing:
+                seen.add(names)
+            for number in sorted({number for name in names for number in readers[name]}):
+                if number != writer:
+                    dimensions = self._groups[number].dimensions
+                    found.setdefault((writer, dimensions), []).append(number)
+        return found
+
+    def _first(self, group: LoopGroup) -> int:
+        return self._place[id(group.nodes[0])]
+
+    def _bytes(self, name: str) -> int:
+        found = self._sizes.get(name)
+        if found is None:
+            size = numel(self._buffers[name].layout.sizes).subs(self._hints)
+            found = self._sizes[name] = int(size) if size.is_Integer else _UNKNOWN_SIZE
+        return found
+
+    def _together(self, one: LoopGroup, other: LoopGroup) -> _Fused | None:
+        if not one.loops or not other.loops or len(one.nodes) + len(other.nodes) > _MOST_LOOPS:
+            return None
+        for dimensions in _common_dimensions(one.dimensions, other.dimensions):
+            own, others = (self._accesses.of(group, dimensions) for group in (one, other))
+            if own is not None and others is not None and _same_addresses(one, other, own, others):
+                nodes = sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)])
+                group = LoopGroup(tuple(nodes), dimensions)
+                names = [n for n, at in own.items() if not at.isdisjoint(others.get(n, _NOWHERE))]
+                shared = sum(self._bytes(n) for n in names if not self._buffers[n].by_value)
+                return _Fused(group, bool(one.written & other.touched), shared)
+        return None
+
+
+def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions]:
+    """Return the dimensions that a kernel of both could have."""
+    if one == other:
+        return [one]
+    if len(one) == len(other):
+        return []
+    longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+    whole = numel([size for _, size in longer])
+    return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
+
+
+def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
+    """Return pairs of each list that stand beside each other, or with one between them."""
+    return {
+        (a, b)
+        for found in numbers
+        for near in (1, 2)
+        for a, b in zip(found, found[near:], strict=False)
+    }
+
+
+class _Accesses:
+    """The addresses of loops in the dimensions of kernels, each worked out once however many groups
+    a loop is tried in.
+    """
+
+    def __init__(self) -> None:
+        self._spaces: dict[_Dimensions, IterationSpace] = {}
+        self._of_loops: dict[tuple[int, _Dimensions], _Addresses | None] = {}
+        self._of_groups: dict[tuple[LoopGroup, _Dimensions], _Addresses | None] = {}
+
+    def of(self, group: LoopGroup, dimensions: _Dimensions) -> _Addresses | None:
+        """Return the buffers that a group's loops touch, each with its addresses; None where a loop
+        does not fit.
+        """
+        key = (group, dimensions)
+        if key not in self._of_groups:
+            self._of_groups[key] = self._union(group, dimensions)
+        return self._of_groups[key]
+
+    def _union(self, group: LoopGroup, dimensions: _Dimensions) -> _Addresses | None:
+        found: dict[str, set[sympy.Expr]] = {}
+        for loop in group.loops:
+            key = (id(loop), dimensions)
+            if key not in self._of_loops:
+                self._of_loops[key] = self._of_loop(loop, dimensions)
+            addresses = self._of_loops[key]
+            if addresses is None:
+                return None
+            for name, places in addresses.items():
+                found.setdefault(name, set()).update(places)
+        return found
+
+    def _of_loop(self, loop: Loop, dimensions: _Dimensions) -> _Addresses | None:
+        # Equal parts have one symbol in one space, so addresses of it can be compared.
+        space = self._spaces.setdefault(dimensions, IterationSpace(dimensions))
+        place = space.place(loop)
+        if place is None:
+            return None
+        found: dict[str, set[sympy.Expr]] = {}
+        for buffer, index, _ in loop.loads:
+            found.setdefault(buffer, set()).add(place(index))
+        found.setdefault(loop.buffer, set()).add(place(loop.index))
+        return found
+
+
+def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _Addresses) -> bool:
+    """Whether each buffer that one of two groups writes has one address in all loops of both."""
+    if not all(
+        len(own.get(name, _NOWHERE) | others.get(name, _NOWHERE)) == 1
+        for name in one.written | other.written
+    ):
+        return False
+    loops = (*one.loops, *other.loops)
+    modes = {loop.buffer for loop in loops if loop.mode is not None}
+    if not modes:
+        return True
+    writers = Counter(loop.buffer for loop in loops)
+    reads = {load[0] for loop in loops for load in loop.loads}
+    return all(writers[name] == 1 for name in modes) and not reads & modes
+
+
+class _GroupOrder:
+    """An order in which groups can run, kept while they are merged; a group goes by the number of
+    its first node.
+
+    The order begins as the program's.  A merge looks at the groups between the two alone, so that
+    it costs as much as they are far from each other.
+    """
+
+    def __init__(self, edges: Sequence[set[int]]) -> None:
+        # Nodes that a group waits for, none of its own.
+        self._waits = dict(enumerate(edges))
+        self._home = list(range(len(edges)))
+        self._members = {number: [number] for number in range(len(edges))}
+        self._slot = list(range(len(edges)))
+        self._at: list[int | None] = list(range(len(edges)))
+
+    def merged(self, one: int, other: int) -> bool:
+        """Make one group of two, unless a third has to run after one of them and before the
+        other; returns whether it did.
+        """
+        first, last = sorted((one, other), key=lambda number: self._slot[number])
+        between = self._between(first, last)
+        if between is None:
+            return False
+        low, high = self._slot[first], self._slot[last]
+        window = [found for found in self._at[low : high + 1] if found is not None]
+        kept, gone = min(one, other), max(one, other)
+        before = [number for number in window if number in between]
+        behind = [n for n in window if n not in between and n not in {one, other}]
+        order: list[int | None] = [*before, kept, *behind]
+        order += [None] * (high + 1 - low - len(order))
+        self._at[low : high + 1] = order
+        for slot, number in enumerate(order, low):
+            if number is not None:
+                self._slot[number] = slot
+        self._members[kept] += self._members.pop(gone)
+        for node in self._members[kept]:
+            self._home[node] = kept
+        waits = self._waits[kept] | self._waits.pop(gone)
+        self._waits[kept] = waits.difference(self._members[kept])
+        return True
+
+    def _between(self, first: int, last: int) -> set[int] | None:
+        """Return the groups behind the first that the last waits for; None where one of them waits
+        for the first.
+        """
+        low = self._slot[first]
+        found: set[int] = set()
+        stack = [number for number in self._waited(last) if number != first]
+        while stack:
+            number = stack.pop()
+            if number == first:
+                return None
+            if number not in found and self._slot[number] > low:
+                found.add(number)
+                stack.extend(self._waited(number))
+        return found
+
+    def _waited(self, number: int) -> set[int]:
+        return {self._home[node] for node in self._waits[number]}
+
+    def sorted(self, groups: Iterable[int]) -> list[int]:
+        """Return groups, which are all, so that each comes behind those it waits for, else as the
+        program has them.
+        """
+        waiting = {number: self._waited(number) for number in groups}
+        followers: dict[int, list[int]] = {}
+        for number, waited in waiting.items():
+            for before in waited:
+                followers.setdefault(before, []).append(number)
+        ready = [number for number, waited in waiting.items() if not waited]
+        heapify(ready)
+        order = []
+        while ready:
+            number = heappop(ready)
+            order.append(number)
+            for follower in followers.get(number, ()):
+                waiting[follower].discard(number)
+                if not waiting[follower]:
+                    heappush(ready, follower)
+        assert len(order) == len(waiting), "groups that wait for each other were never fused"
+        return order
+
+
+def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[set[int]]:
+    """Return for each node those before it that it has to wait for: writers of what it touches,
+    readers of what it writes.
+
+    Operators that are called, and what changes inputs, also wait for checks before them, and for
+    calls whose order counts, which wait for all calls.  What another one that is waited for waits
+    for itself is left out: thousands of nodes may write parts of one buffer.
+    """
+    calls: list[int] = []  # since the last check, or call whose order counts
+    last: int | None = None  # of these
+    writers: dict[str, int] = {}  # the last one of each buffer
+    readers: dict[str, list[int]] = {}  # since then
+    edges: list[set[int]] = []
+    for number, node in enumerate(nodes):
+        before: set[int] = set()
+        read = {name for item in node.reads for name in _memory_of(item, buffers)}
+        before.update(writers[name] for name in (*read, *node.writes) if name in writers)
+        for name in read:
+            readers.setdefault(name, []).append(number)
+        for name in node.writes:
+            before.update(readers.pop(name, ()))
+            writers[name] = number
+        called = isinstance(node, ExternCall)
+        writes_input = any(buffers[name].source != "node" for name in node.writes)
+        if last is not None and (called or writes_input):
+            before.add(last)
+        if isinstance(node, ExternCall):
+            if node.ordered or node.is_check:
+                before.update(calls)
+                last, calls = number, []
+            else:
+                calls.append(number)
+        edges.append(before - {number})
+    return edges
+
+
+def _memory_of(name: str, buffers: Mapping[str, Buffer]) -> set[str]:
+    """Return a buffer and those whose memory it may share, as the result of a called view."""
+    found = {name}
+    for base in buffers[name].bases:
+        found |= _memory_of(base, buffers)
+    return found
+
+
+def is_extern(group: LoopGroup) -> bool:
+    """Whether a group is a call of an ATen operator."""
+    return isinstance(group.nodes[0], ExternCall)

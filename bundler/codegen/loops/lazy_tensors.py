@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LazyTensor`: a tensor of a program that is being lowered, as a function from indices to a term;
+`GraphBuilder` puts some into buffers.
+
+A tensor that is computed element by element stays a function: who reads it computes it again, as
+part of a larger body.  `realize` gives it a buffer and a loop: for outputs, for arguments of extern
+calls, for what is reduced, and for what several others read and is costly (`mark_reuse`). A view is
+another function, over the same term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import sympy
+
+from bundler.codegen.loops.index_ranges import Ranges
+from bundler.codegen.loops.loop_nodes import (
+    POINTWISE,
+    SEEDS,
+    Buffer,
+    ExternCall,
+    Loop,
+    Node,
+    Reference,
+    TensorLayout,
+    contiguous_strides,
+    numel,
+)
+from bundler.codegen.loops.loop_terms import Term, TermPool, in_order, substituted
+
+Indices = tuple[sympy.Expr, ...]
+At = Callable[[Indices], Term]
+
+# A tensor that several others use is computed once, and kept, from so many loads or operators on.
+_COSTLY_READS, _COSTLY_OPERATORS = 4, 30
+# Philox takes about as long as so many operators.
+_RANDOM = {"rand": 30, "randn": 60, "randint64": 30}
+_MADE = "buf"
+# A body reads at most so many buffers, whoever uses it.
+_MOST_READS = 8
+# So many operators of a body stand at most on each other, since reading one calls the next: Python
+# has 1000 calls.  Loops that are cut here are fused again.
+_DEEPEST = 64
+
+
+def variables(prefix: str, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
+    """Return a variable for each dimension; the same names for every loop, so that equal bodies are
+    the same terms.
+    """
+    return tuple(
+        sympy.Symbol(f"{prefix}{number}", integer=True, nonnegative=True)
+        for number in range(len(sizes))
+    )
+
+
+@dataclass(eq=False)
+class LazyTensor:
+    """A tensor as a function of its indices, or, once `buffer` is set, as a buffer with a layout.
+
+    Attributes:
+        sizes, dtype: of the tensor.
+        compute: from indices to the term there; `at` calls it once for the same indices.
+        origins: names of the operators that it came from.
+        buffer: where it is in memory; None while it is computed where it is read.
+        host: of a tensor on the host beside a program's device, puts it into a buffer there and
+            returns the buffer's name.
+        strides: those that torch traced, which whoever sees the tensor from outside of our kernels
+            relies on; None for what only lowerings know.
+        base: of a view, the tensor whose memory torch's tensor shares.
+        storage_offset: where torch's tensor begins in its storage.
+        made: buffers that the lowering of its operator made, one of which may be its memory.
+    """
+
+    sizes: tuple[sympy.Expr, ...]
+    dtype: str
+    compute: At
+    origins: frozenset[str] = frozenset()
+    buffer: str | None = None
+    strides: tuple[sympy.Expr, ...] | None = None
+    base: LazyTensor | None = None
+    storage_offset: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
+    host: Callable[[], str] | None = None
+    made: frozenset[str] = frozenset()
+    _known: dict[Indices, Term] = field(default_factory=dict, repr=False)
+
+    def at(self, indices: Sequence[sympy.Expr]) -> Term:
+        """Return the value at indices."""
+        key = tuple(
+            sympy.Integer(0) if size == 1 else index
+            for index, size in zip(indices, self.sizes, strict=True)
+        )
+        if self.base is not None:  # its base may get a buffer later
+            return self.compute(key)
+        term = self._known.get(key)
+        if term is None:
+            term = self._known[key] = self.compute(key)
+        return term
+
+    @property
+    def root(self) -> LazyTensor:
+        """The tensor itself, or, of a view, the one that all memory came from."""
+        return self if self.base is None else self.base.root
+
+    def put_into(self, buffer: str, compute: At) -> None:
+        """Read it from a buffer from now on."""
+        self.buffer, self.compute = buffer, compute
+        self._known.clear()
+
+
+class GraphBuilder:
+    """Collects buffers and nodes of one program while its operators are lowered, in order.
+
+    Attributes:
+        deterministic: whether equal calls have to give equal results, so that nothing is added in
+            an order that is open.
+    """
+
+    def __init__(self) -> None:
+        self.pool = TermPool()
+        self.buffers: dict[str, Buffer] = {}
+        self.nodes: list[Node] = []
+        self.deterministic = False
+        self._count = self._seeds = 0
+        # Buffers that are the memory of one tensor of torch's.
+        self._owned: set[str] = set()
+        # Of each term some of its loads, one more than a body has at most, and how many terms stand
+        # on each other.
+        self._weights: dict[Term, tuple[frozenset[Any], int]] = {}
+
+    # -------------------------------------------------------------------------------------- Tensors
+
+    def stored(
+        self, name: str, layout: TensorLayout, source: str, *, aligned: bool = True
+    ) -> LazyTensor:
+        """Return a tensor that is in memory before the program runs."""
+        self.buffers[name] = Buffer(name, layout, source, aligned)
+        return self._of_buffer(name, frozenset())
+
+    def lazy(
+        self, sizes: Iterable[Any], dtype: str, compute: At, origins: frozenset[str]
+    ) -> LazyTensor:
+        """Return a tensor that is computed where it is read."""
+        return LazyTensor(tuple(sympy.sympify(size) for size in sizes), dtype, compute, origins)
+
+    def _of_buffer(self, name: str, origins: frozenset[str]) -> LazyTensor:
+        layout = self.buffers[name].layout
+        tensor = LazyTensor(layout.sizes, layout.dtype, self._reader(name), origins, name)
+        tensor.host = (lambda: name) if layout.device else None
+        return tensor
+
+    @property
+    def made(self) -> int:
+        """How many buffers there are that nodes write."""
+        return self._count
+
+    def made_since(self, count: int) -> frozenset[str]:
+        """Return the buffers that were made since there were `count`."""
+        return frozenset(f"{_MADE}{number}" for number in range(count, self._count))
+
+    def _reader(self, name: str) -> At:
+        layout = self.buffers[name].layout
+        return lambda indices: self.pool.load(name, layout.index(indices), layout.dtype)
+
+    def new_buffer(self, layout: TensorLayout, bases: Iterable[str] = ()) -> str:
+        """Return the name of a new buffer that a node will write.
+
+        Args:
+            layout: of its elements.
+            bases: buffers whose memory it may share.
+        """
+        name = f"{_MADE}{self._count}"
+        self._count += 1
+        found = tuple(sorted(bases))
+        self.buffers[name] = Buffer(
+            name, layout, aligned=not found, shared=bool(found), bases=found
+        )
+        return name
+
+    def seed(self) -> Term:
+        """Return a new seed of random numbers, which each call of the program draws anew."""
+        number = self._seeds
+        self._seeds += 1
+        layout = TensorLayout("int64", (sympy.Integer(self._seeds),), (sympy.Integer(1),))
+        self.buffers[SEEDS] = Buffer(SEEDS, layout, "seeds")
+        return self.pool.load(SEEDS, sympy.Integer(number), "int64")
+
+    # -------------------------------------------------------------------------------------- Buffers
+
+    def realize(self, tensor: LazyTensor) -> str:
+        """Give a tensor, or the one that it is a view of, a buffer, unless it has one.
+
+        The buffer has the strides that torch traced, else it is dense, the last dimension
+        innermost.
+
+        Returns:
+            The name of the buffer.
+        """
+        root = tensor.root
+        return root.buffer if root.buffer is not None else self._moved(root)
+
+    def _moved(self, root: LazyTensor) -> str:
+        """Compute a tensor into a new buffer in the layout that torch traced, and read it there."""
+        strides = root.strides or contiguous_strides(root.sizes)
+        layout = TensorLayout(root.dtype, root.sizes, tuple(strides))
+        name = self.new_buffer(layout)
+        self.write(name, root, layout)
+        root.put_into(name, self._reader(name))
+        self._owned.add(name)
+        return name
+
+    def write(self, buffer: str, tensor: LazyTensor, layout: TensorLayout) -> None:
+        """Add the loop that computes a tensor into a buffer."""
+        names = variables("i", layout.sizes)
+        value = self._simplified(tensor.at(names), dict(zip(names, layout.sizes, strict=True)))
+        index = sympy.expand(
+            layout.index(
+                [
+                    sympy.Integer(0) if s == 1 else v
+                    for v, s in zip(names, layout.sizes, strict=True)
+                ]
+            )
+        )
+        value = self.pool.cast(value, layout.dtype)
+        self.nodes.append(
+            Loop(
+                buffer, names, layout.sizes, (), (), value, POINTWISE, index, origins=tensor.origins
+            )
+        )
+
+    def scatter(self, buffer: str, loop: Loop) -> None:
+        """Add a loop that writes, or adds, to places of a buffer which values decide."""
+        ranges = dict(zip(loop.variables, loop.sizes, strict=True))
+        terms = tuple((symbol, self._simplified(term, ranges)) for symbol, term in loop.index_terms)
+        self.nodes.append(
+            replace(
+                loop, buffer=buffer, value=self._simplified(loop.value, ranges), index_terms=terms
+            )
+        )
+
+    def reduce(
+        self,
+        kind: str,
+        source: LazyTensor,
+        dims: Sequence[int],
+        dtype: str,
+        origins: frozenset[str],
+    ) -> LazyTensor:
+        """Reduce dimensions of a tensor, which are left out of the result.
+
+        Args:
+            kind: one of `REDUCTIONS`.
+            source: what is reduced.
+            dims: which dimensions, from 0 on.
+            dtype: of the result.
+            origins: names of the operators this comes from.
+        """
+        kept = [number for number in range(len(source.sizes)) if number not in dims]
+        sizes, reduced = tuple(source.sizes[k] for k in kept), tuple(source.sizes[d] for d in dims)
+        outer, inner = variables("i", sizes), variables("r", reduced)
+        places = dict(zip([*kept, *dims], [*outer, *inner], strict=True))
+        ranges = dict(zip([*outer, *inner], [*sizes, *reduced], strict=True))
+        value = self._simplified(source.at([places[n] for n in range(len(source.sizes))]), ranges)
+        layout = TensorLayout(dtype, sizes, contiguous_strides(sizes))
+        name = self.new_buffer(layout)
+        index = sympy.expand(
+            layout.index(
+                [sympy.Integer(0) if s == 1 else v for v, s in zip(outer, sizes, strict=True)]
+            )
+        )
+        self.nodes.append(
+            Loop(
+                name,
+                outer,
+                sizes,
+                inner,
+                reduced,
+                value,
+                kind,
+                index,
+                origins=origins | source.origins,
+            )
+        )
+        return self._of_buffer(name, origins)
+
+    def call(
+        self,
+        operator: str,
+        arguments: Any,
+        keywords: dict[str, Any],
+        results: Sequence[TensorLayout | None],
+        reason: str,
+        *,
+        single: bool,
+        view: bool = False,
+        ordered: bool = False,
+    ) -> tuple[LazyTensor | None, ...]:
+        """Call an ATen operator as it is; returns its results.
+
+        Args:
+            operator: its name.
+            arguments, keywords: as the graph has them; tensors become references to buffers.
+            results: layout of each result, None for one that is no tensor.
+            reason: why no kernel is generated.
+            single: whether it returns one value instead of a tuple.
+            view: whether its results may share memory with its arguments.
+            ordered: whether all calls before it come first, and all behind it later.
+        """
+        place = self.owned if view else self.reference
+        given = tuple(self._in_memory(value, place) for value in arguments)
+        named = tuple((k, self._in_memory(value, place)) for k, value in sorted(keywords.items()))
+        read = ExternCall(operator, given, named, (), reason).reads
+        bases = read if view else ()
+        outputs = tuple(None if item is None else self.new_buffer(item, bases) for item in results)
+        call = ExternCall(operator, given, named, outputs, reason, single, ordered=ordered)
+        for name in bases:
+            self.buffers[name] = replace(self.buffers[name], shared=True)
+        self.nodes.append(call)
+        return tuple(
+            None if name is None else self._of_buffer(name, frozenset()) for name in outputs
+        )
+
+    def _in_memory(self, value: Any, place: Callable[[LazyTensor], Reference]) -> Any:
+        if isinstance(value, LazyTensor):
+            return place(value)
+        if isinstance(value, (list, tuple)):
+            return [self._in_memory(item, place) for item in value]
+        return value
+
+    # What is seen from outside of our kernels ---------------------------------------------------
+
+    def reference(self, tensor: LazyTensor) -> Reference:
+        """Return where a tensor lies in memory, with the strides that torch traced.
+
+        Its memory may be that of a tensor with equal elements: for readers, which change nothing.
+        """
+        if tensor.host is not None:
+            name = tensor.host()
+            return Reference(name, self.buffers[name].layout)
+        found = self._as_traced(tensor)
+        if found is None:
+            self._moved(tensor.root)
+            found = self._as_traced(tensor)
+        return found if found is not None else self._copy(tensor)
+
+    def owned(self, tensor: LazyTensor) -> Reference:
+        """Return where a tensor lies in memory that it shares with no tensor but those that torch
+        has it share with.
+        """
+        root = tensor.root
+        if tensor.host is None and root.buffer is None and not self._owns_what_it_reads(root):
+            self._moved(root)
+        return self.reference(tensor)
+
+    def _owns_what_it_reads(self, root: LazyTensor) -> bool:
+        """Whether a tensor is all of a buffer that its own lowering made, as a reduction does."""
+        seen = self._as_traced(root)
+        if seen is None or seen.buffer not in root.made - self._owned:
+            return False
+        root.put_into(seen.buffer, root.compute)
+        self._owned.add(seen.buffer)
+        return True
+
+    def _copy(self, tensor: LazyTensor) -> Reference:
+        """Return a copy of a view that our indices do not show as one."""
+        copy = LazyTensor(
+            tensor.sizes, tensor.dtype, tensor.at, tensor.origins, strides=tensor.strides
+        )
+        name = self._moved(copy)
+        return Reference(name, self.buffers[name].layout)
+
+    def _as_traced(self, tensor: LazyTensor) -> Reference | None:
+        """Return a tensor as torch sees it in one buffer, None where its root has other strides
+        there.
+        """
+        root = tensor.root
+        place = self._root_as_traced(root)
+        if place is None or tensor is root:
+            return place
+        if tensor.strides is None or tensor.dtype != root.dtype:
+            return None
+        # Both fake tensors have one storage, and the root lies as torch has it.
+        start = place.layout.offset + tensor.storage_offset - root.storage_offset
+        layout = TensorLayout(tensor.dtype, tensor.sizes, tensor.strides, sympy.expand(start))
+        return Reference(place.buffer, layout)
+
+    def _root_as_traced(self, root: LazyTensor) -> Reference | None:
+        seen = self.strided_view(root)
+        if seen is None or root.strides is None or numel(root.sizes) == 0:
+            return seen
+        layout = seen.layout
+        for size, ours, theirs in zip(layout.sizes, layout.strides, root.strides, strict=True):
+            if size != 1 and sympy.expand(ours - theirs) != 0:
+                return None
+        return Reference(seen.buffer, replace(layout, strides=root.strides))
+
+    def strided_view(self, tensor: LazyTensor) -> Reference | None:
+        """Return a tensor as a strided view of one buffer, None where it is no such view."""
+        names = variables("i", tensor.sizes)
+        term = self._simplified(tensor.at(names), dict(zip(names, tensor.sizes, strict=True)))
+        if term.operator != "load" or term.arguments:
+            return None
+        index = sympy.expand(term.details[1])
+        strides = tuple(index.coeff(name) for name in names)
+        offset = sympy.expand(
+            index - sum((n * s for n, s in zip(names, strides, strict=True)), sympy.Integer(0))
+        )
+        if offset.free_symbols & set(names) or any(
+            stride.free_symbols & set(names) for stride in strides
+        ):
+            return None
+        if not all(stride.is_nonnegative for stride in strides):
+            return None  # torch has no such tensors
+        if tensor.dtype != self.buffers[term.details[0]].layout.dtype:
+            return None
+        return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
+
+    def mark_reuse(self, tensor: LazyTensor, users: int) -> None:
+        """Keep a tensor in memory where several others read it and it is costly to compute, or
+        reads very much.
+        """
+        if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
+            return
+        body = tensor.at(variables("i", tensor.sizes))
+        loads, depth = self._weight_of(body)
+        reads = len(loads)
+        if (
+            reads > _MOST_READS
+            or depth > _DEEPEST
+            or (users > 1 and (reads > _COSTLY_READS or _is_costly(body)))
+        ):
+            self.realize(tensor)
+
+    def _weight_of(self, body: Term) -> tuple[frozenset[Any], int]:
+        """Return loads of a body and its depth, from those of the terms that were asked for
+        before: a body grows by an operator at a time.
+        """
+        if body not in self._weights:
+            for term in in_order(body, self._weights):
+                below = [self._weights[item] for item in term.terms]
+                found = {term.details[:2]} if term.operator == "load" else set()
+                for loads, _ in below:
+                    found.update(loads)
+                depth = 1 + max((depth for _, depth in below), default=0)
+                self._weights[term] = (frozenset(islice(found, _MOST_READS + 1)), depth)
+        return self._weights[body]
+
+    def _simplified(self, value: Term, sizes: dict[sympy.Symbol, sympy.Expr]) -> Term:
+        return substituted(self.pool, value, Ranges(sizes).simplified)
+
+
+def _is_costly(body: Term) -> bool:
+    """Whether a body has more operators than are computed again for each that reads it."""
+    operators, seen, rest = 0, {body}, [body]
+    while rest and operators <= _COSTLY_OPERATORS:
+        term = rest.pop()
+        operators += _RANDOM.get(term.operator, 1)
+        following = set(term.terms) - seen
+        seen |= following
+        rest += following
+    return operators > _COSTLY_OPERATORS
