@@ -109,10 +109,11 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_plan import Only, TreeOptions
+    from bundler.lifecycle.restore_plan import Only
     from bundler.lifecycle.trees.family import Family
     from bundler.lifecycle.trees.family_pack import pack_family
     from bundler.lifecycle.trees.tree_comparison import TreeExplanation, explain_trees
+    from bundler.lifecycle.trees.tree_options import TreeOptions
     from bundler.lifecycle.tuning.tuning_directory import winners_only
     from bundler.lifecycle.tuning.tuning_savings import TuningCounters, tuning_counters
     from bundler.runtime.configs import Config

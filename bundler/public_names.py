@@ -136,7 +136,7 @@ MODULE_OF_NAME = {
     "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
     "TreeExplanation": "lifecycle.trees.tree_comparison",
-    "TreeOptions": "lifecycle.restore_plan",
+    "TreeOptions": "lifecycle.trees.tree_options",
     "Trust": "lifecycle.kernel_placement",
     "TrustLevel": "trust.statements",
     "TunedLaunch": "runtime.tuning.tuner_plugins",

@@ -25,7 +25,7 @@ from bundler.toolchain.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run
-    from bundler.lifecycle.restore_plan import TreeOptions
+    from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _TAB = 4
 

@@ -16,9 +16,9 @@ import click
 from bundler.cli import wording
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
-from bundler.lifecycle.restore_plan import TreeOptions
 from bundler.lifecycle.trees.family import Family
 from bundler.lifecycle.trees.known_families import find_family
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.lifecycle.trees.tree_plan import read_trees
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -51,6 +51,7 @@ from bundler.format.frames import (
     Frame,
     FrameBuffers,
     FramesAhead,
+    Section,
     check_frame,
     frames_at_once,
     undecodable,
@@ -58,7 +59,7 @@ from bundler.format.frames import (
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count, plural
-from bundler.format.wire import Count, version_fix
+from bundler.format.wire import version_fix
 
 MAGIC = b"\x89TBNDL\r\n"
 # The version that is read and written; the major is the schema of the content.
@@ -93,34 +94,6 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Release the source; closing twice is fine."""
-
-
-class Section(Struct, array_like=True, frozen=True, gc=False):
-    """One entry of the table of contents; `blobs` are indices into the content's blob table, in
-    frame order.
-    """
-
-    kind: Count
-    codec: Count
-    offset: Count
-    stored_bytes: Count
-    raw_bytes: Count
-    sha256: bytes
-    blobs: tuple[Count, ...] = ()
-    prefix: tuple[int, ...] = ()
-
-    def to_wire(self) -> list[Any]:
-        """Return the positional form."""
-        return [
-            self.kind,
-            self.codec,
-            self.offset,
-            self.stored_bytes,
-            self.raw_bytes,
-            self.sha256,
-            list(self.blobs),
-            list(self.prefix),
-        ]
 
 
 # Our writer's sections with a prefix are larger than that prefix, but for the last one.

@@ -2,8 +2,7 @@
 """Reads content as it lies in a manifest, schema 2: what kernels have in common stands in tables,
 once.
 
-`TableReader` checks the tables and the kernels in them; `Pieces` are what launch facts and key
-parts are put together from, `BlobTable` the digests and sizes of all files.
+`TableReader` checks the tables and the kernels in them, which `lazy_kernel` has then.
 
 `Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes
 the records.  A kernel's name, target, toolchain, launch spec, file names, and pieces of launch
@@ -15,12 +14,8 @@ known.
 
 # Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
 # each that is a text is compiled for it.
-import operator
-import sys
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,8 +39,10 @@ from bundler.format.lazy_kernel import (
     NUMBERS_PER_FILE_SPAN,
     NUMBERS_PER_SPAN,
     REFERENCES,
+    BlobTable,
     KernelNumbers,
     KernelReferences,
+    Pieces,
     SharedTraits,
     SpecRow,
     TableKernels,
@@ -65,74 +62,6 @@ if TYPE_CHECKING:
 
 _EMPTY_VALUES = frozenset({b"\x92\xa4list\x90", b"\x92\xa5tuple\x90"})
 _NO_RECORDS = b"\x90"
-# Runs of pieces that are kept joined: small ones, and few.
-SMALL_RUN_BYTES = 2048
-_RUNS_REMEMBERED = 4096
-_RUNS_JOINED = 1024
-# What is compared of a digest first.
-_HEAD_BYTES = 8
-
-
-class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest; the number of a blob is its place here.
-
-    Attributes:
-        digests: the raw digests, one after the other: that of blob `n` begins at 32 `n`.
-        sizes: how many bytes each has.
-    """
-
-    def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
-        self.digests, self.sizes = digests, array("Q", sizes)
-
-    def digest(self, number: int) -> bytes:
-        """Return the raw digest of a blob."""
-        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-
-    def digests_of(self, numbers: Iterable[int]) -> list[bytes]:
-        """Return the raw digests of several blobs."""
-        digests = self.digests
-        return [
-            digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES]
-            for number in numbers
-        ]
-
-    def sizes_of(self, numbers: Iterable[int]) -> list[int]:
-        """Return the sizes of several blobs."""
-        sizes = self.sizes
-        return [sizes[number] for number in numbers]
-
-    def number(self, digest: bytes) -> int | None:
-        """Return the number of a blob by raw digest, None when there is no such blob."""
-        number = bisect_left(range(len(self)), digest, key=self.digest)
-        return number if number < len(self) and self.digest(number) == digest else None
-
-    def is_sorted(self) -> bool:
-        """Tell whether each digest is greater than the one before it."""
-        packed = array("Q", self.digests)[:: DIGEST_BYTES // _HEAD_BYTES]
-        if sys.byteorder == "little":
-            packed.byteswap()
-        # As numbers, of which each is greater than the one before it, unless two digests begin
-        # alike.
-        return _is_ascending(packed.tolist()) or _is_ascending(self.digests_of(range(len(self))))
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return tuple(self)[number]
-        size = self.sizes[number]
-        return self.digest(number % len(self.sizes)), size
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if isinstance(other, BlobTable) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.digests)
-
-
-def _is_ascending(values: Sequence[Any]) -> bool:
-    return all(map(operator.lt, values, islice(values, 1, None)))
 
 
 class TargetRow(Struct, array_like=True, frozen=True, gc=False):
@@ -171,165 +100,6 @@ def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> "tuple[T
     from bundler.format.launch_spec import TuningRecord
 
     return tuple(TuningRecord.from_wire(row, open_ended=open_ended) for row in rows)
-
-
-class Pieces:
-    """The pieces of a manifest.
-
-    Args:
-        table: the pieces.
-        limits: bounds for one document and for all together.
-    """
-
-    def __init__(self, table: Sequence[bytes], limits: Limits) -> None:
-        self._table, self._limits = table, limits
-        self._ends = array("Q", accumulate(map(len, table), initial=0))
-        self._seen = self._joined_bytes = 0
-        # Many kernels have the same launch facts.
-        self._sizes: dict[tuple[int, ...], int] = {}
-        self._joined_runs: dict[tuple[int, int], bytes] = {}
-        self._held: dict[bytes, bool] = {}
-
-    def take(self, documents: Sequence[tuple[int, ...]]) -> bool:
-        """Check the runs of the next documents at once.
-
-        Returns:
-            False when one may be wrong, and then none of them was taken: `check`, for one after the
-            other, tells.
-        """
-        known = [*map(self._sizes.get, documents)]
-        new = [runs for runs, size in zip(documents, known, strict=True) if size is None]
-        measured = self._measured(new)
-        if measured is None:
-            return False
-        sizes, seen = measured
-        joined_bytes = self._joined_bytes + sum(filter(None, known)) + sum(sizes)
-        if (
-            max(sizes, default=0) > self._limits.facts_bytes
-            or joined_bytes > self._limits.all_facts_bytes
-        ):
-            return False
-        self._seen, self._joined_bytes = seen, joined_bytes
-        if len(self._sizes) < _RUNS_REMEMBERED:
-            self._sizes.update(zip(new, sizes, strict=True))
-        return True
-
-    def _measured(self, documents: Sequence[tuple[int, ...]]) -> tuple[list[int], int] | None:
-        """Return the sizes of documents, and how many pieces were named after them; None where one
-        may be wrong.
-        """
-        lengths = [*map(len, documents)]
-        if any(length % 2 for length in lengths):
-            return None
-        try:
-            numbers = array("I", [*chain.from_iterable(documents)])
-        except OverflowError:
-            return None
-        # Each run as one number: kernels share most of their runs, and what is asked of a run is
-        # asked once.
-        runs = array("Q", numbers.tobytes()).tolist()
-        sizes = dict.fromkeys(runs, 0)
-        numbers = array("I", array("Q", sizes).tobytes())
-        seen, last, ends = self._seen, len(self._table), self._ends
-        for run, first, number in zip(sizes, numbers[::2], numbers[1::2], strict=True):
-            end = first + number
-            if end > seen:
-                if end > last or first > seen:
-                    return None
-                seen = end
-            if not number:
-                return None
-            sizes[run] = ends[end] - ends[first]
-        before = [*accumulate(map(sizes.__getitem__, runs), initial=0)]
-        bounds = [end // 2 for end in accumulate(lengths, initial=0)]
-        return [before[end] - before[begin] for begin, end in pairwise(bounds)], seen
-
-    def check(self, runs: tuple[int, ...] | None, key: str) -> None:
-        """Check the runs of the next document, which is one of this kernel.
-
-        Raises:
-            FormatError: they are no runs of the table, or name a piece before those that precede it
-                in the table.
-            LimitExceeded: this document, or all together, would be too large.
-        """
-        if runs is None:
-            return
-        size = self._sizes.get(runs)
-        if size is None:
-            size = self._size(runs, key)
-            if len(self._sizes) < _RUNS_REMEMBERED:
-                self._sizes[runs] = size
-        self._joined_bytes += size
-        if size > self._limits.facts_bytes:
-            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
-        if self._joined_bytes > self._limits.all_facts_bytes:
-            self._limits.check(
-                "all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels"
-            )
-
-    def _size(self, runs: tuple[int, ...], key: str) -> int:
-        if len(runs) % 2:
-            raise FormatError(
-                f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key
-            )
-        size, seen, ends = 0, self._seen, self._ends
-        for first, number in _pairs(runs):
-            end = first + number
-            if end > seen or not number:
-                if end > len(self._table) or first > seen or not number:
-                    raise FormatError(
-                        f"{key}: a run of {number} pieces from {first}, of {len(self._table)},"
-                        f" {seen} of them named before",
-                        key=key,
-                    )
-                seen = end
-            size += ends[end] - ends[first]
-        self._seen = seen
-        return size
-
-    def check_used(self) -> None:
-        """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs
-        twice.
-        """
-        self._sizes.clear()
-        if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
-            raise FormatError("content: the pieces are not those of the kernels, each once")
-
-    def any_holds(self, text: bytes) -> bool:
-        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a
-        member, such as a name.
-        """
-        # Asked for each kernel of a restore, with the same text.
-        if text not in self._held:
-            self._held[text] = any(text in piece for piece in self._table)
-        return self._held[text]
-
-    def join(self, runs: Sequence[int] | None) -> bytes | None:
-        """Return the document that consists of these runs."""
-        if runs is None:
-            return None
-        known, table, numbers = self._joined_runs, self._table, iter(runs)
-        return b"".join(
-            [
-                table[first]
-                if number == 1
-                else known.get((first, number)) or self._run(first, number)
-                for first, number in zip(numbers, numbers, strict=True)
-            ]
-        )
-
-    def _run(self, first: int, number: int) -> bytes:
-        # Kernels that differ in their constants alone share the runs around these.
-        found = self._joined_runs.get((first, number))
-        if found is None:
-            found = b"".join(self._table[first : first + number])
-            if len(found) <= SMALL_RUN_BYTES and len(self._joined_runs) < _RUNS_JOINED:
-                self._joined_runs[first, number] = found
-        return found
-
-
-def _pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return zip(runs[::2], runs[1::2], strict=True)
 
 
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its

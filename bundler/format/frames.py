@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zstd frames on their way into memory, and the memory that they are decoded into.
 
-`Frame` is one section of a container, decoded in three steps of which the second needs no
+`Section` says where one lies in a container, and `Frame` is what it holds, decoded in three steps of which the second needs no
 interpreter; `FramesAhead` has threads that do the second step of several at once, where there are
 processors to spare.  `FrameBuffers` is memory that is used again as soon as nobody looks at the
 frame that was there: fresh memory is what decoding costs most, since the system hands it out page
@@ -17,15 +17,14 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import zstandard
+from msgspec import Struct
 
 from bundler.errors import FormatError
 from bundler.format.limits import MIB, Limits
-
-if TYPE_CHECKING:
-    from bundler.format.container import Section
+from bundler.format.wire import Count
 
 # Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte,
 # whatever its size says; a checksum ends it.
@@ -51,6 +50,34 @@ def frames_at_once() -> int:
     with writing files.
     """
     return max(1, processors(2 * _AT_ONCE) // 2)
+
+
+class Section(Struct, array_like=True, frozen=True, gc=False):
+    """One entry of the table of contents; `blobs` are indices into the content's blob table, in
+    frame order.
+    """
+
+    kind: Count
+    codec: Count
+    offset: Count
+    stored_bytes: Count
+    raw_bytes: Count
+    sha256: bytes
+    blobs: tuple[Count, ...] = ()
+    prefix: tuple[int, ...] = ()
+
+    def to_wire(self) -> list[Any]:
+        """Return the positional form."""
+        return [
+            self.kind,
+            self.codec,
+            self.offset,
+            self.stored_bytes,
+            self.raw_bytes,
+            self.sha256,
+            list(self.blobs),
+            list(self.prefix),
+        ]
 
 
 class Frame:

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from bundler.errors import FormatError, UnsupportedVersion
 from bundler.format import content_tables, names, wire
 from bundler.format.cached_properties import cached_property
-from bundler.format.content_tables import SCHEMA, BlobTable
+from bundler.format.content_tables import SCHEMA
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
@@ -33,7 +33,7 @@ from bundler.format.entries import (
     entry_files,
     set_fields,
 )
-from bundler.format.lazy_kernel import LazyKernel, TableKernels
+from bundler.format.lazy_kernel import BlobTable, LazyKernel, TableKernels
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import Summarized
 from bundler.format.wire import Count, schema_of, version_fix
@@ -155,7 +155,14 @@ class Content(Summarized, FrozenValue):
         # Imported here: a restore writes no manifest.
         from bundler.format.table_encoder import encode_tables
 
-        return encode_tables(self)
+        return encode_tables(
+            self.kernels,
+            self.tuning_files,
+            self.helpers,
+            self.opaque,
+            self.tuning_records,
+            self.blobs,
+        )
 
     @staticmethod
     def decode(

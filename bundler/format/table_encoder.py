@@ -18,11 +18,11 @@ import msgspec
 from msgspec import Raw
 
 if TYPE_CHECKING:
-    from bundler.format.manifest import Content
+    from bundler.format.launch_spec import TuningRecord
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
-from bundler.format.content_tables import SCHEMA, SMALL_RUN_BYTES
+from bundler.format.content_tables import SCHEMA
 from bundler.format.digest import digest_raw
 from bundler.format.entries import (
     Artifact,
@@ -33,7 +33,7 @@ from bundler.format.entries import (
     TuningFile,
     entry_kind,
 )
-from bundler.format.lazy_kernel import NAME
+from bundler.format.lazy_kernel import NAME, SMALL_RUN_BYTES
 from bundler.format.sentinel import Span
 
 # Launch facts of one kernel are a kilobyte, key parts two; what is larger than this is one piece.
@@ -134,11 +134,18 @@ class PieceWriter:
         self._known[document] = runs
 
 
-def encode_tables(content: Content) -> bytes:
-    """Return the canonical bytes of a content; raises `FormatError` for
+def encode_tables(
+    kernels: Iterable[Kernel],
+    tuning_files: Iterable[TuningFile],
+    helpers: Iterable[HelperLibrary],
+    opaque: Iterable[Opaque],
+    tuning_records: Iterable[TuningRecord],
+    blobs: Iterable[tuple[bytes, int]],
+) -> bytes:
+    """Return the canonical bytes of entries in canonical order; raises `FormatError` for
     what cannot be stored.
     """
-    blobs = [*content.blobs]
+    blobs = [*blobs]
     index = {raw: position for position, (raw, _) in enumerate(blobs)}
     kernel_names, targets, toolchains, specs, file_lists = (Numbers() for _ in range(5))
     pieces = PieceWriter()
@@ -169,7 +176,7 @@ def encode_tables(content: Content) -> bytes:
         spans = [number for span in artifact.spans for number in _flat(span)]
         return [entry.path, index[digest_raw(artifact.digest)], spans, *more]
 
-    rows = [kernel(k) for k in content.kernels]
+    rows = [kernel(k) for k in kernels]
     return wire.encode(
         [
             SCHEMA,
@@ -182,10 +189,10 @@ def encode_tables(content: Content) -> bytes:
             list(file_lists),
             pieces.table,
             rows,
-            list(map(placed, content.tuning_files)),
-            [placed(e, e.machine) for e in content.helpers],
-            list(map(placed, content.opaque)),
-            [record.to_wire() for record in content.tuning_records],
+            list(map(placed, tuning_files)),
+            [placed(e, e.machine) for e in helpers],
+            list(map(placed, opaque)),
+            [record.to_wire() for record in tuning_records],
         ]
     )
 

@@ -31,10 +31,9 @@ from bundler.format.container import (
     TUNING,
     ZSTD,
     ZSTD_LEVEL,
-    Section,
 )
 from bundler.format.digest import digest_raw, sha256
-from bundler.format.frames import dictionary
+from bundler.format.frames import Section, dictionary
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 

@@ -38,9 +38,9 @@ from bundler.lifecycle.restore_plan import (
     Only,
     RestoreOptions,
     RestorePlan,
-    TreeOptions,
     opened,
 )
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 

@@ -28,9 +28,9 @@ from bundler.lifecycle.restore_plan import (
     Only,
     RestoreOptions,
     RestorePlan,
-    TreeOptions,
     opened,
 )
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format import content_tables, names
 from bundler.format.bundle import Bundle
-from bundler.format.content_tables import BlobTable, Pieces, TableReader
+from bundler.format.content_tables import TableReader
 from bundler.format.entries import file_layout
+from bundler.format.lazy_kernel import BlobTable, Pieces
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 

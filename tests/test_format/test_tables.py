@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
-from bundler.format.content_tables import BlobTable, Pieces
+from bundler.format.lazy_kernel import BlobTable, Pieces
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 from bundler.format.table_encoder import MAX_CUT_BYTES, PieceWriter, cut

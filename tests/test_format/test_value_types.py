@@ -14,8 +14,8 @@ import pytest
 
 import bundler
 from bundler.errors import ConfigError
-from bundler.format.container import Section
 from bundler.format.entries import Artifact, HelperLibrary, Opaque, Target, Toolchain, TuningFile
+from bundler.format.frames import Section
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.sentinel import Span
@@ -26,7 +26,8 @@ from bundler.lifecycle.lifecycle_reports import (
     RestoreReport,
 )
 from bundler.lifecycle.restoration import _rewritten
-from bundler.lifecycle.restore_plan import RestoreOptions, TreeOptions
+from bundler.lifecycle.restore_plan import RestoreOptions
+from bundler.lifecycle.trees.tree_options import TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
 # The fields of one value by name, in their order, and another value of the last of them.

@@ -17,7 +17,7 @@ from bundler.lifecycle.trees.family import Family
 
 if TYPE_CHECKING:
     from bundler.format.tree_index import TreeIndex
-    from bundler.lifecycle.restore_plan import TreeOptions
+    from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
 # Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another
