@@ -74,7 +74,7 @@ lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/ruff check
 	.venv-lint/bin/ruff format --check
 	.venv-lint/bin/mypy
-	.venv-lint/bin/mypy bundler/toolchain/stand_in/bundler.py
+	.venv-lint/bin/mypy bundler/toolchain/recording/stand_in/bundler.py
 	.venv-lint/bin/lint-imports
 
 docs: .venv-docs/.ready ## build the documentation as a site, .build/site/index.html, and check its links

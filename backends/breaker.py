@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from bundler.backends.backend_errors import (
     BackendError,
@@ -31,8 +30,8 @@ from bundler.backends.backend_errors import (
     BackendTimeout,
     BackendUnavailable,
 )
-from bundler.backends.lease_holders import HeldLease
-from bundler.backends.port import Backend, Lease, Stat
+from bundler.backends.port import Backend, Lease, OwnLock
+from bundler.backends.wrapped_store import Wrapped
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Deadlines:
     unhurried_s: float | None = None
 
 
-class Guarded(Backend):
+class Guarded(Wrapped):
     """Another byte store, behind a deadline and a breaker.
 
     Guarantees: a call returns or raises within its deadline, whatever the store does; one that
@@ -90,72 +89,23 @@ class Guarded(Backend):
         deadlines: Deadlines | None = None,
         changed: Callable[[str], object] | None = None,
     ) -> None:
-        self.inner, self.deadlines = inner, deadlines or Deadlines()
-        self.reads_are_cheap, self.writable, self.verified = (
-            inner.reads_are_cheap,
-            inner.writable,
-            inner.verified,
-        )
-        self.asks_peers = inner.asks_peers
+        super().__init__(inner)
+        self.deadlines = deadlines or Deadlines()
         self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s, changed)
-
-    def get(self, keys: Collection[str]) -> dict[str, bytes]:
-        return self._call(lambda: self.inner.get(keys), len(keys) * self.deadlines.bytes_per_key)
-
-    def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        return self._call(
-            lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.deadlines.bytes_per_key
-        )
-
-    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
-        return self._call(lambda: self.inner.put(items), sum(map(len, items.values())))
-
-    def exists(self, keys: Collection[str]) -> frozenset[str]:
-        return self._call(lambda: self.inner.exists(keys))
-
-    def delete(
-        self, keys: Collection[str], unmodified_since_s: float | None = None
-    ) -> frozenset[str]:
-        return self._call(lambda: self.inner.delete(keys, unmodified_since_s))
-
-    def touch(self, keys: Collection[str]) -> None:
-        self._call(lambda: self.inner.touch(keys))
-
-    def claim(self, keys: Collection[str]) -> frozenset[str]:
-        return self._call(lambda: self.inner.claim(keys))
-
-    def list(self, prefix: str = "") -> Iterator[Stat]:
-        # A listing takes longer the larger the store is; no launch of a kernel waits for one, so
-        # its limit is another.
-        return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))
-
-    def read_ref(self, key: str) -> bytes | None:
-        return self._call(lambda: self.inner.read_ref(key))
-
-    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        return self._call(lambda: self.inner.swap_ref(key, expected, value))
-
-    def list_refs(self, prefix: str = "") -> Iterator[str]:
-        return iter(self._call(lambda: list(self.inner.list_refs(prefix)), unhurried=True))
-
-    def now_s(self) -> float:
-        return self._call(self.inner.now_s)
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         # Nobody would release a lease that is granted after we stopped waiting for it.
         lease = self._call(
             lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release()
         )
-        return None if lease is None else _GuardedLease(self, lease)
-
-    def leases(self) -> Iterator[HeldLease]:
-        return iter(self._call(lambda: list(self.inner.leases()), unhurried=True))
+        if lease is None:
+            return None
+        return Lease(
+            lambda ttl_s: self._call(lease.release if ttl_s is None else lambda: lease.renew(ttl_s))
+        )
 
     def flush(self) -> None:
         self._call(self.inner.flush, unhurried=True)
-
-    def close(self) -> None:
-        self.inner.close()
 
     def __repr__(self) -> str:
         return f"<Guarded {self.inner!r}, {self._breaker.state}>"
@@ -163,8 +113,9 @@ class Guarded(Backend):
     def _call(
         self,
         call: Callable[[], T],
-        size_bytes: int = 0,
         *,
+        keys: int = 0,
+        size_bytes: int = 0,
         unhurried: bool = False,
         too_late: Callable[[T], object] | None = None,
     ) -> T:
@@ -173,11 +124,12 @@ class Guarded(Backend):
             raise BackendSuspended(
                 f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}"
             )
+        size_bytes += keys * self.deadlines.bytes_per_key
         most_s = self.deadlines.deadline_s + size_bytes / self.deadlines.bytes_per_s
         allowed_s = self.deadlines.unhurried_s if unhurried else breaker.allowed_s(most_s)
         started = time.monotonic()
         try:
-            answer = call() if allowed_s is None else _TimedCall(call, too_late).result(allowed_s)
+            answer = call() if allowed_s is None else bounded(call, allowed_s, too_late)
         except BackendUnavailable as error:
             breaker.failed(time.monotonic() - started, str(error))
             raise
@@ -194,9 +146,7 @@ class Guarded(Backend):
 
         def ask() -> None:
             try:
-                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(
-                    self.deadlines.deadline_s
-                )
+                bounded(lambda: self.inner.exists([_PROBE_KEY]), self.deadlines.deadline_s)
             except BackendUnavailable:
                 self._breaker.still_dead()
             except Exception:  # noqa: BLE001  # any other error is an answer, so the store is alive
@@ -207,65 +157,49 @@ class Guarded(Backend):
         threading.Thread(target=ask, name="bundler-probe", daemon=True).start()
 
 
-def bounded(call: Callable[[], T], timeout_s: float) -> T:
-    """Return what a call returns, or raise `BackendTimeout`; a call that takes longer goes on in
-    its thread.
+def bounded(
+    call: Callable[[], T], timeout_s: float, too_late: Callable[[T], object] | None = None
+) -> T:
+    """Return what a call returns, or raise `BackendTimeout`.
+
+    The call runs in a thread of its own, which is left behind when it takes too long.  Not in a
+    pool: one whose threads all hang would have to grow, and none survives a fork.
+
+    Args:
+        call: the call.
+        timeout_s: how long to wait.
+        too_late: gets what the call returns after that.
     """
-    return _TimedCall(call, None).result(timeout_s)
+    ended, lock, left = threading.Event(), threading.Lock(), False
+    answers: list[T] = []
+    errors: list[BaseException] = []
 
-
-class _GuardedLease:
-    def __init__(self, guarded: Guarded, lease: Lease) -> None:
-        self._guarded, self._lease = guarded, lease
-
-    def renew(self, ttl_s: float) -> bool:
-        # the same module
-        return self._guarded._call(lambda: self._lease.renew(ttl_s))  # noqa: SLF001
-
-    def release(self) -> bool:
-        return self._guarded._call(self._lease.release)  # noqa: SLF001  # the same module
-
-
-class _TimedCall(Generic[T]):
-    """One call in a thread of its own, which is left behind when it takes too long.
-
-    A thread for each call, not a pool: a pool whose threads all hang would have to grow, and none
-    survives a fork.
-    """
-
-    def __init__(self, call: Callable[[], T], too_late: Callable[[T], object] | None) -> None:
-        self._call, self._too_late = call, too_late
-        self._done, self._lock, self._left = threading.Event(), threading.Lock(), False
-        self._answer: list[T] = []
-        self._error: BaseException | None = None
-
-    def result(self, timeout_s: float) -> T:
+    def run() -> None:
         try:
-            # `threading.Thread` would wait until the new one runs, before this one waits for what
-            # it does.
-            _thread.start_new_thread(self._run, ())
-        except RuntimeError:  # the interpreter is about to end, or the system has no more threads
-            self._run()
-        if not self._done.wait(timeout_s):
-            with self._lock:
-                self._left = not self._done.is_set()
-            if self._left:
-                raise BackendTimeout(f"no answer within {timeout_s:.2f} s")
-        if self._error is not None:
-            raise self._error
-        return self._answer[0]
-
-    def _run(self) -> None:
-        try:
-            self._answer = [self._call()]
+            answers.append(call())
         except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-            self._error = error
-        with self._lock:
-            self._done.set()
-            late = self._left
-        if late and self._answer and self._too_late is not None:
+            errors.append(error)
+        with lock:
+            ended.set()
+            late = left
+        if late and answers and too_late is not None:
             with contextlib.suppress(BackendError):  # it expires by itself
-                self._too_late(self._answer[0])
+                too_late(answers[0])
+
+    try:
+        # `threading.Thread` would wait until the new one runs, before this one waits for what it
+        # does.
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # the interpreter is about to end, or the system has no more threads
+        run()
+    if not ended.wait(timeout_s):
+        with lock:
+            left = not ended.is_set()
+        if left:
+            raise BackendTimeout(f"no answer within {timeout_s:.2f} s")
+    if errors:
+        raise errors[0]
+    return answers[0]
 
 
 class _Breaker:
@@ -281,7 +215,7 @@ class _Breaker:
         self._open, self._probing, self._probe_at_s = False, False, 0.0
         self.reason = ""
         self._changed, self._told = changed or (lambda _state: None), "closed"
-        self._own_lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = OwnLock(self._forked)
 
     @property
     def state(self) -> str:
@@ -349,10 +283,5 @@ class _Breaker:
         self._open, self._probing = True, False
         self._probe_at_s = time.monotonic() + self._probe_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
 
-    @property
-    def _lock(self) -> threading.Lock:
-        if self._pid != os.getpid():
-            # Another thread could hold the lock at the moment of a fork, and the thread of a probe
-            # does not exist in the child.
-            self._own_lock, self._pid, self._probing = threading.Lock(), os.getpid(), False
-        return self._own_lock
+    def _forked(self) -> None:
+        self._probing = False  # the thread of a probe does not exist in the child

@@ -104,10 +104,8 @@ def check_root(path: str, permissions: Permissions) -> bool:
     elif found.st_uid not in {0, os.geteuid()} and not (
         permissions.group and found.st_gid in {os.getegid(), *os.getgroups()}
     ):
-        why, fix = (
-            f"it belongs to user {found.st_uid}",
-            "use a directory of your own, or ?mode=group",
-        )
+        why = f"it belongs to user {found.st_uid}"
+        fix = "use a directory of your own, or ?mode=group"
     if why is not None:
         raise UntrustedRoot(
             f"{path} cannot be trusted: {why}, and kernels in it run on your GPU; {fix}"
@@ -127,10 +125,8 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
     else:
         # The process that made it may have been stopped before it set the mode.
         found = os.stat(path)
-        if (
-            found.st_uid == os.geteuid()
-            and stat.S_IMODE(found.st_mode) & permissions.directory != permissions.directory
-        ):
+        lacking = permissions.directory & ~stat.S_IMODE(found.st_mode)
+        if found.st_uid == os.geteuid() and lacking:
             os.chmod(path, permissions.directory)
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalLease` and `take`: leases in files, among processes of one host: a token and an expiry,
+"""`take`, `held`: leases in files, among processes of one host: a token and an expiry,
 changed under a short file lock.
 
 `LocalBackend.lease` calls `take`.
@@ -12,10 +12,12 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bundler.backends import file_steps
 from bundler.backends.lease_holders import HeldLease, held_lease, new_token
+from bundler.backends.port import Lease
 
 # A store that is only read takes no lease, and `filelock` is slow to import.
 if TYPE_CHECKING:
@@ -29,43 +31,9 @@ _LEASE_BYTES = 512
 _MOST_LISTED = 10_000
 
 
-class LocalLease:
-    """A lease of `LocalBackend`; a frozen holder that wakes after its expiry finds that it
-    lost it.
-    """
-
-    def __init__(self, path: str, token: str, permissions: file_steps.Permissions) -> None:
-        self._path, self._token, self._permissions = path, token, permissions
-
-    def renew(self, ttl_s: float) -> bool:
-        """Prolong the lease; False when it was lost."""
-        return self._change(ttl_s)
-
-    def release(self) -> bool:
-        """Give the lease back; False when it was lost before."""
-        return self._change(None)
-
-    def _change(self, ttl_s: float | None) -> bool:
-        import filelock
-
-        with file_steps.errors_by_meaning(self._path, "change"):
-            try:
-                with _lock(self._path, self._permissions):
-                    holder = _holder(self._path)
-                    if holder is None or holder[0] != self._token or holder[1] <= time.time():
-                        return False
-                    if ttl_s is None:
-                        file_steps.remove(self._path)
-                    else:
-                        _write(self._path, self._token, ttl_s, self._permissions)
-                    return True
-            except filelock.Timeout:
-                return False
-
-
 def take(
     path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = ""
-) -> LocalLease | None:
+) -> Lease | None:
     """Take the lease at `path`, which people call `key`; None while another holds it, or while its
     file is busy.
     """
@@ -80,7 +48,27 @@ def take(
             _write(path, token, ttl_s, permissions)
     except filelock.Timeout:
         return None
-    return LocalLease(path, token, permissions)
+    return Lease(partial(_change, path, token, permissions))
+
+
+def _change(
+    path: str, token: str, permissions: file_steps.Permissions, ttl_s: float | None
+) -> bool:
+    import filelock
+
+    with file_steps.errors_by_meaning(path, "change"):
+        try:
+            with _lock(path, permissions):
+                holder = _holder(path)
+                if holder is None or holder[0] != token or holder[1] <= time.time():
+                    return False
+                if ttl_s is None:
+                    file_steps.remove(path)
+                else:
+                    _write(path, token, ttl_s, permissions)
+                return True
+        except filelock.Timeout:
+            return False
 
 
 def held(folder: str) -> Iterator[HeldLease]:

@@ -29,8 +29,8 @@ from bundler.backends import file_steps, refs
 from bundler.backends.backend_errors import BackendError, BackendFull
 from bundler.backends.keys import check_key, check_prefix, is_key
 from bundler.backends.lease_holders import HeldLease
-from bundler.backends.leases import LocalLease, held, take
-from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, in_prefix
+from bundler.backends.leases import held, take
+from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, in_prefix
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes
 # on without us.
@@ -115,9 +115,8 @@ class LocalBackend(Backend):
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)
         self._trust_root()
-        top = os.path.join(self.root, "data")
-        with file_steps.errors_by_meaning(top, "list"):
-            for path, key in _walk(top, prefix):
+        with file_steps.errors_by_meaning(self._data, "list"):
+            for path, key in _walk(self._data, prefix):
                 try:
                     found = os.lstat(path)
                 except FileNotFoundError:
@@ -184,7 +183,7 @@ class LocalBackend(Backend):
             finally:
                 os.close(fd)
 
-    def lease(self, key: str, ttl_s: float) -> LocalLease | None:
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take a lease among processes of this host; see `Backend`."""
         folder = os.path.join(self.root, "leases")
         with self._writing():
@@ -277,36 +276,20 @@ class LocalBackend(Backend):
             self._trust_root()
             self._made.add(path)
 
-    def _writing(self) -> _WriteAttempt:
-        return _WriteAttempt(self)
-
-
-class _WriteAttempt:
-    """Maps errors of writing, and pauses writing after a full disk."""
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
-        self._errors = file_steps.errors_by_meaning(backend.root, "write to")
-
-    def __enter__(self) -> None:
-        left_s = self._backend._full_until_s - time.monotonic()  # noqa: SLF001  # the same module
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Map errors of writing, and pause writing after a full disk."""
+        left_s = self._full_until_s - time.monotonic()
         if left_s > 0:
-            raise BackendFull(
-                f"{self._backend.root} was full; writing is tried again in {left_s:.0f} s"
-            )
-        self._errors.__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
+            raise BackendFull(f"{self.root} was full; writing is tried again in {left_s:.0f} s")
         try:
-            return self._errors.__exit__(type(error) if error else None, error, None)
+            with file_steps.errors_by_meaning(self.root, "write to"):
+                yield
         except BackendFull:
-            # the same module
-            now_s, until_s = time.monotonic(), self._backend._full_until_s  # noqa: SLF001
-            self._backend._full_until_s = now_s + FULL_PAUSE_S  # noqa: SLF001  # the same module
+            now_s, until_s = time.monotonic(), self._full_until_s
+            self._full_until_s = now_s + FULL_PAUSE_S
             if now_s >= until_s:  # no other thread has said so
-                _log.warning(
-                    "%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S
-                )
+                _log.warning("%s is full; writing pauses for %.0f s", self.root, FULL_PAUSE_S)
             raise
 
 

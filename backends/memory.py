@@ -7,14 +7,13 @@ disk.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 from bundler.backends.keys import check_key, check_prefix
 from bundler.backends.lease_holders import HeldLease, held_lease, new_token
-from bundler.backends.port import Backend, Stat, in_prefix
+from bundler.backends.port import Backend, Lease, OwnLock, Stat, in_prefix
 
 
 class MemoryBackend(Backend):
@@ -25,7 +24,7 @@ class MemoryBackend(Backend):
     reads_are_cheap = True
 
     def __init__(self) -> None:
-        self._own_lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = OwnLock()
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._refs: dict[str, bytes] = {}
         self._leases: dict[str, tuple[str, float]] = {}
@@ -108,7 +107,7 @@ class MemoryBackend(Backend):
             ]
         return (held_lease(*one) for one in held)
 
-    def lease(self, key: str, ttl_s: float) -> MemoryLease | None:
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take a lease; see `Backend`."""
         token = new_token()
         with self._lock:
@@ -116,15 +115,7 @@ class MemoryBackend(Backend):
             if holder is not None and holder[1] > time.monotonic():
                 return None
             self._leases[key] = (token, time.monotonic() + ttl_s)
-        return MemoryLease(self, key, token)
-
-    @property
-    def _lock(self) -> threading.Lock:
-        # Another thread could hold the lock at the moment of a fork; in the child nobody would
-        # release it.
-        if self._pid != os.getpid():
-            self._own_lock, self._pid = threading.Lock(), os.getpid()
-        return self._own_lock
+        return Lease(partial(self._renew, key, token))
 
     def _renew(self, key: str, token: str, ttl_s: float | None) -> bool:
         with self._lock:
@@ -136,19 +127,3 @@ class MemoryBackend(Backend):
             else:
                 self._leases[key] = (token, time.monotonic() + ttl_s)
             return True
-
-
-class MemoryLease:
-    """A lease of `MemoryBackend`."""
-
-    def __init__(self, backend: MemoryBackend, key: str, token: str) -> None:
-        self._backend, self._key, self._token = backend, key, token
-
-    def renew(self, ttl_s: float) -> bool:
-        """Prolong the lease; False when it was lost."""
-        # the same module
-        return self._backend._renew(self._key, self._token, ttl_s)  # noqa: SLF001
-
-    def release(self) -> bool:
-        """Give the lease back; False when it was lost before."""
-        return self._backend._renew(self._key, self._token, None)  # noqa: SLF001  # the same module

@@ -4,19 +4,19 @@
 `Backend` is the base class of all byte stores; rooms above ask nothing but its methods and
 attributes.  What a store may do better than others (ask for a size before the bytes, grant leases,
 compare digests) has a default here that is correct and slow, or refuses.  `Stat`, `Unread` and
-`Lease` are what its methods return, `Provable` is what they may be given.
+`Lease` are what its methods return, `Provable` is what they may be given.  `TierCounters` is what users see of each of several stores.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from bundler.backends.backend_errors import BackendDenied
-from bundler.backends.counters import TierCounters
 from bundler.backends.lease_holders import HeldLease
 
 # The most bytes that a reader takes for one object by default: four times as much as a manifest may
@@ -33,6 +33,31 @@ class Stat:
     key: str
     size_bytes: int
     modified_s: float
+
+
+@dataclass(frozen=True)
+class TierCounters:
+    """What one tier did so far in this process.
+
+    Attributes:
+        name: the tier.
+        hits, misses: objects that were asked for, and were there, or not.  A lookup that failed
+            counts as neither.
+        filled: objects that were copied here from a farther tier.
+        damaged: objects that were there, but not what was once stored.
+        errors: operations that failed, those that timed out not counted.
+        timeouts: operations without an answer in time.
+        rested: operations that were not tried, since the tier failed lately.
+    """
+
+    name: str
+    hits: int = 0
+    misses: int = 0
+    filled: int = 0
+    damaged: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    rested: int = 0
 
 
 class Unread(bytes):
@@ -216,30 +241,59 @@ class Backend(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Lease(Protocol):
-    """A right that was granted for a time; for efficiency, never for correctness."""
+class Lease:
+    """A right that was granted for a time; for efficiency, never for correctness.
+
+    A holder that was frozen, and wakes after its expiry, finds that it lost the lease; another
+    holder's is never touched.
+
+    Args:
+        change: prolongs it to so many seconds from now, or gives it back for None; False when it
+            was lost before.
+    """
+
+    def __init__(self, change: Callable[[float | None], bool]) -> None:
+        self._change = change
 
     def renew(self, ttl_s: float) -> bool:
         """Prolong it to `ttl_s` seconds from now; False when it was lost."""
+        return self._change(ttl_s)
 
     def release(self) -> bool:
-        """Give it back; False when it was lost before.  Another holder's lease is never touched."""
+        """Give it back; False when it was lost before."""
+        return self._change(None)
+
+
+class OwnLock:
+    """A lock for `with`, which a forked child gets anew: another thread could hold the parent's at
+    the moment of the fork, and in the child nobody would release it.
+
+    Args:
+        forked: called in a child before its first use.
+    """
+
+    def __init__(self, forked: Callable[[], None] = lambda: None) -> None:
+        self._lock, self._pid, self._forked = threading.Lock(), os.getpid(), forked
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._forked()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def within(value: bytes, max_bytes: int, what: str) -> bytes:
     """Return a value, as `Unread` when it is larger than it may be."""
-    return (
-        value if len(value) <= max_bytes else Unread.too_large(value, what, len(value), max_bytes)
-    )
+    if len(value) <= max_bytes:
+        return value
+    return Unread.too_large(value, what, len(value), max_bytes)
 
 
 def in_prefix(key: str, prefix: str) -> bool:

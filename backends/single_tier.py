@@ -9,6 +9,7 @@ damage.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -22,8 +23,7 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
     InvalidKey,
 )
-from bundler.backends.counters import TierTally
-from bundler.backends.port import Backend, Unread
+from bundler.backends.port import Backend, OwnLock, TierCounters, Unread
 
 T = TypeVar("T")
 _COUNTED: dict[type[BackendError], str] = {BackendTimeout: "timeouts", BackendSuspended: "rested"}
@@ -56,6 +56,34 @@ class Rules:
     on_failure: Callable[[str, str, str], None] = field(
         default=lambda _tier, _cause, _message: None
     )
+
+
+class TierTally:
+    """Counts for one tier; safe under threads, and in a forked child, which goes on from its
+    parent's numbers.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._counts = name, Counter[str]()
+        self._lock = OwnLock()
+
+    def add(self, what: str, number: int = 1) -> None:
+        """Count something that is called as an attribute of `TierCounters`."""
+        with self._lock:
+            self._counts[what] += number
+
+    def first(self, cause: str) -> bool:
+        """Tell whether this is the first time that something happened."""
+        with self._lock:
+            self._counts[f"cause {cause}"] += 1
+            return self._counts[f"cause {cause}"] == 1
+
+    def snapshot(self) -> TierCounters:
+        """Return the numbers as they are now."""
+        with self._lock:
+            return TierCounters(
+                self._name, **{k: v for k, v in self._counts.items() if " " not in k}
+            )
 
 
 class Tier:

@@ -28,11 +28,10 @@ from bundler.backends.backend_errors import (
     BackendFull,
     BackendUnavailable,
 )
-from bundler.backends.counters import TierCounters
 from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key, check_keys
 from bundler.backends.lease_holders import HeldLease
-from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
+from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, TierCounters, Unread
 from bundler.backends.single_tier import Tier
 
 T = TypeVar("T")
@@ -126,9 +125,8 @@ class Tiers(Backend):
             except BackendError as error:
                 errors.append((tier, error))
                 continue
-            self._fill(
-                self._tiers[:position], got
-            )  # at once, for the processes that wait for this fetch
+            # At once, for the processes that wait for this fetch.
+            self._fill(self._tiers[:position], got)
             found |= got
         return found
 
@@ -143,9 +141,8 @@ class Tiers(Backend):
                     tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
         # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
-            if self._truth and not got.keys().isdisjoint(
-                self._truth.rules.named_by(key, value) or ()
-            ):
+            named = self._truth.rules.named_by(key, value) if self._truth else None
+            if self._truth and not got.keys().isdisjoint(named or ()):
                 self._mirror(key, value, self._truth)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
@@ -230,12 +227,8 @@ class Tiers(Backend):
                 if value is not None:
                     return value
         # A near tier's copy of a ref may be old, so it counts only while the truth cannot be asked.
-        others = (
-            [tier for tier in self._stores if tier is not self._truth]
-            if errors
-            else self._read_only
-        )
-        return self._first_ref(others, key, errors)
+        others = [tier for tier in self._stores if tier is not self._truth]
+        return self._first_ref(others if errors else self._read_only, key, errors)
 
     @staticmethod
     def _first_ref(tiers: Sequence[Tier], key: str, errors: _Failures) -> bytes | None:

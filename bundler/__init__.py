@@ -16,12 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from bundler.backends.counters import TierCounters
+    from bundler.backends.port import TierCounters
     from bundler.backends.tiers import WhenDown
     from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
-    from bundler.compile.job_futures import CompileFuture
-    from bundler.compile.joined_futures import ScopeProgress
+    from bundler.compile.job_futures import CompileFuture, ScopeProgress
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
@@ -120,20 +119,20 @@ if TYPE_CHECKING:
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
-    from bundler.runtime.launch.drivers import open_driver
-    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.calls.specialization_match import Specialization
+    from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers.driver_opening import open_driver
+    from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
     from bundler.runtime.launch.launch_hooks import Hooks
-    from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
-    from bundler.runtime.launch.plan_builder import build_plan, can_launch
-    from bundler.runtime.launch.specialization_match import Specialization
+    from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter, Piece, TensorMap
+    from bundler.runtime.launch.plans.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
-    from bundler.runtime.tuning.compiled_handles import handles_on
+    from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
@@ -158,11 +157,12 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from bundler.store.store_server import StoreServer
-    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
     from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
+    from bundler.trust.subjects import Subject
 
 __version__ = "0.1.0"
 __all__ = [

@@ -21,11 +21,14 @@ store take turns, so a store is for some thousand bundles, and dozens of writers
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
 
 from bundler.backends.backend_errors import (
     BackendDenied,
@@ -34,7 +37,7 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
 )
 from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision, Unchanged
-from bundler.backends.cloud.object_leases import CloudLease, remove_old, take_lease
+from bundler.backends.cloud.object_leases import remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
     Catalog,
@@ -45,7 +48,15 @@ from bundler.backends.cloud.pack_catalog import (
     pack_name,
 )
 from bundler.backends.keys import check_key, check_prefix
-from bundler.backends.port import BEGINNING_BYTES, OBJECT_LIMIT, Backend, Stat, Unread, in_prefix
+from bundler.backends.port import (
+    BEGINNING_BYTES,
+    OBJECT_LIMIT,
+    Backend,
+    Lease,
+    Stat,
+    Unread,
+    in_prefix,
+)
 
 CATALOG = "catalog"
 PACK_BYTES = 64 * 1024 * 1024
@@ -80,11 +91,8 @@ class CloudBackend(Backend):
     def __init__(
         self, bucket: Bucket, *, writable: bool = True, touch_every_s: float = 60.0
     ) -> None:
-        self._bucket, self.writable, self._touch_every_ms = (
-            bucket,
-            writable,
-            int(touch_every_s * 1000),
-        )
+        self._bucket, self.writable = bucket, writable
+        self._touch_every_ms = int(touch_every_s * 1000)
         # One attribute, so that threads see a catalog and its revision together.
         self._known: tuple[Catalog, Revision | None] = (Catalog(), None)
 
@@ -103,13 +111,10 @@ class CloudBackend(Backend):
         if fresh:
             catalog = self._latest()
         found, lost = self._read(catalog, wanted)
-        if (
-            lost and not fresh
-        ):  # a pack that was written anew, or removed, since we read the catalog
-            catalog = self._latest()
-            again, lost = self._read(
-                catalog, {key: most for key, most in wanted.items() if key not in found}
-            )
+        if lost and not fresh:
+            # A pack was written anew, or removed, since we read the catalog.
+            left = {key: most for key, most in wanted.items() if key not in found}
+            again, lost = self._read(self._latest(), left)
             found |= again
         if lost:
             self._forget(lost)
@@ -146,12 +151,12 @@ class CloudBackend(Backend):
             for key, (place, most) in wanted.items()
         }
         ranges = {key: (wanted[key][0].offset, size) for key, size in sizes.items() if size}
-        try:
-            parts = (
-                self._bucket.read_ranges(pack_name(pack), list(ranges.values())) if ranges else []
-            )
-        except Absent:
-            return None
+        parts: list[bytes] = []
+        if ranges:
+            try:
+                parts = self._bucket.read_ranges(pack_name(pack), list(ranges.values()))
+            except Absent:
+                return None
         found = dict.fromkeys(wanted, b"") | dict(zip(ranges, parts, strict=True))
         for key, (place, most) in wanted.items():
             if place.size > most:
@@ -163,16 +168,13 @@ class CloudBackend(Backend):
 
         def change(catalog: Catalog) -> Catalog | None:
             kept = {key: place for key, place in catalog.objects.items() if place.pack not in lost}
-            return (
-                None
-                if len(kept) == len(catalog.objects)
-                else catalog.evolved(_now_ms(), objects=kept)
-            )
+            if len(kept) == len(catalog.objects):
+                return None
+            return catalog.evolved(_now_ms(), objects=kept)
 
         if self.writable:
-            with contextlib.suppress(
-                BackendError
-            ):  # who may not write finds the objects absent all the same
+            # Who may not write finds the objects absent all the same.
+            with contextlib.suppress(BackendError):
                 self._change(change)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
@@ -190,18 +192,16 @@ class CloudBackend(Backend):
 
         def change(catalog: Catalog) -> Catalog | None:
             missing = [key for key in items if key not in catalog.objects]
-            self._write_packs(
-                {key: items[key] for key in missing if key not in places}, places, packs
-            )
+            unwritten = {key: items[key] for key in missing if key not in places}
+            self._write_packs(unwritten, places, packs)
             created.clear()
             created.update(missing)
             now_ms = max(_now_ms(), catalog.time_ms)
             mine = {key: _used(places[key], now_ms) for key in missing}
-            return (
-                catalog.evolved(now_ms, packs=catalog.packs | packs, objects=catalog.objects | mine)
-                if mine
-                else None
-            )
+            if not mine:
+                return None
+            every = catalog.objects | mine
+            return catalog.evolved(now_ms, packs=catalog.packs | packs, objects=every)
 
         self._change(change)
         unused = packs.keys() - {places[key].pack for key in created}
@@ -239,15 +239,13 @@ class CloudBackend(Backend):
             return wanted
         self._check_writable()
         gone: dict[str, PackSpan] = {}
+        until_ms = math.inf if unmodified_since_s is None else unmodified_since_s * 1000 + 0.001
 
         def change(catalog: Catalog) -> Catalog | None:
             gone.clear()
             for key in wanted & catalog.objects.keys():
                 place = catalog.objects[key]
-                if (
-                    unmodified_since_s is None
-                    or self._last_use_ms(place) <= unmodified_since_s * 1000 + 0.001
-                ):
+                if self._last_use_ms(place) <= until_ms:
                     gone[key] = place
             kept = {key: place for key, place in catalog.objects.items() if key not in gone}
             return catalog.evolved(_now_ms(), objects=kept) if gone else None
@@ -269,11 +267,7 @@ class CloudBackend(Backend):
         for place in catalog.objects.values():
             live[place.pack] += place.size
         self._remove_packs([pack for pack in touched if pack not in catalog.packs])
-        sparse = {
-            pack
-            for pack in touched
-            if pack in catalog.packs and live[pack] * 2 < catalog.packs[pack]
-        }
+        sparse = {pack for pack in touched if live[pack] * 2 < catalog.packs.get(pack, 0)}
         with contextlib.suppress(BackendError):  # what was asked for is done; the next one cleans
             if sparse:
                 self._rewrite(catalog, sparse)
@@ -282,13 +276,10 @@ class CloudBackend(Backend):
     def _rewrite(self, catalog: Catalog, sparse: Collection[int]) -> None:
         old = {key: place for key, place in catalog.objects.items() if place.pack in sparse}
         values, _ = self._read(catalog, dict.fromkeys(old, OBJECT_LIMIT))
+        whole = {key: value for key, value in values.items() if not isinstance(value, Unread)}
         places: dict[str, PackSpan] = {}
         packs: dict[int, int] = {}
-        self._write_packs(
-            {key: value for key, value in values.items() if not isinstance(value, Unread)},
-            places,
-            packs,
-        )
+        self._write_packs(whole, places, packs)
 
         def change(latest: Catalog) -> Catalog | None:
             moved = {
@@ -296,13 +287,10 @@ class CloudBackend(Backend):
                 for key, place in places.items()
                 if key in latest.objects and latest.objects[key].pack == old[key].pack
             }
-            return (
-                latest.evolved(
-                    _now_ms(), packs=latest.packs | packs, objects=latest.objects | moved
-                )
-                if moved
-                else None
-            )
+            if not moved:
+                return None
+            every = latest.objects | moved
+            return latest.evolved(_now_ms(), packs=latest.packs | packs, objects=every)
 
         after = self._change(change)
         self._remove_packs([pack for pack in {*sparse, *packs} if pack not in after.packs])
@@ -310,12 +298,8 @@ class CloudBackend(Backend):
     def _sweep(self) -> None:
         """Remove packs that a writer left when it died."""
         packs = dict(self._bucket.names("packs"))
-        latest_s = max(packs.values(), default=0.0)
-        old = {
-            name
-            for name, written_s in packs.items()
-            if written_s < min(latest_s, time.time()) - ORPHAN_S
-        }
+        now_s = min(max(packs.values(), default=0.0), time.time())
+        old = {name for name, written_s in packs.items() if written_s < now_s - ORPHAN_S}
         orphans = old - {pack_name(pack) for pack in self._latest().packs}
         if orphans:
             self._bucket.remove(sorted(orphans))
@@ -378,7 +362,7 @@ class CloudBackend(Backend):
         check_prefix(prefix)
         return iter([key for key in self._latest().refs if in_prefix(key, prefix)])
 
-    def lease(self, key: str, ttl_s: float) -> CloudLease | None:
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
         check_key(key)
         self._check_writable()
         return take_lease(self._bucket, key, ttl_s)
@@ -437,11 +421,10 @@ class CloudBackend(Backend):
                 mine.append(wanted.tokens[-1])
                 data = encode_catalog(wanted, self._bucket.shown)
                 try:
-                    new = (
-                        self._bucket.create(CATALOG, data)
-                        if revision is None
-                        else self._bucket.replace(CATALOG, data, revision)
-                    )
+                    if revision is None:
+                        new = self._bucket.create(CATALOG, data)
+                    else:
+                        new = self._bucket.replace(CATALOG, data, revision)
                 except Conflict:
                     time.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.002 * 2**attempt)))  # noqa: S311
                 else:
@@ -464,7 +447,7 @@ def _in_threads(
 
 
 def _used(place: PackSpan, modified_ms: int) -> PackSpan:
-    return PackSpan(place.pack, place.offset, place.size, modified_ms)
+    return replace(place, modified_ms=modified_ms)
 
 
 def _now_ms() -> int:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
+from bundler.backends.url_parts import seconds, without_secrets
 
 READ_ONLY_SCHEMES = frozenset({"http", "https"})
 SCHEMES = frozenset({"s3", "gs", "az"}) | READ_ONLY_SCHEMES
-MAX_SECONDS = 3600.0
 _EXPECTED = (
     "expected s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or https://host/folder,"
     " with ?timeout_s=SECONDS, touch_every_s=SECONDS"
@@ -63,25 +63,13 @@ def parse_url(url: str) -> CloudSettings:
     unknown = given.keys() - {"timeout_s", "touch_every_s"}
     if unknown:
         raise BadSettings(f"{shown}: unknown setting {min(unknown)!r:.40}; {_EXPECTED}")
-    seconds = {name: _seconds(shown, name, text) for name, text in given.items()}
-    if seconds.get("timeout_s") == 0:
-        raise BadSettings(f"{shown}: timeout_s=0: expected more than 0")
-    return CloudSettings(parts._replace(query="").geturl().rstrip("/"), **seconds)
+    settings = {
+        name: seconds(shown, name, text, zero=name == "touch_every_s")
+        for name, text in given.items()
+    }
+    return CloudSettings(parts._replace(query="").geturl().rstrip("/"), **settings)
 
 
 def shown_url(url: str) -> str:
     """Return a URL without what may be secret: user, password and settings."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
-def _seconds(shown: str, name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise BadSettings(
-            f"{shown}: {name}={text!r:.40}: expected seconds, from 0 to {MAX_SECONDS:.0f}"
-        )
-    return seconds
+    return without_secrets(urlsplit(url))

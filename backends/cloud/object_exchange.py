@@ -55,6 +55,8 @@ _DENIED = (
     "ExpiredToken",
     "InvalidToken",
 )
+_NO_RANGES = "range request not supported"
+_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 _SLOW = ("timed out", "timeout", "deadline has elapsed")
 _BAD = (
     "UnknownConfigurationKey",
@@ -163,12 +165,8 @@ class Bucket:
         starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
         try:
             with self._meanings():
-                parts = [
-                    bytes(part)
-                    for part in obstore.get_ranges(
-                        self._store, name, starts=starts, lengths=lengths
-                    )
-                ]
+                found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths)
+                parts = [*map(bytes, found)]
         except _NoRanges:
             whole, _ = self.read(name, WHOLE_BYTES)
             parts = [whole[start : start + length] for start, length in ranges]
@@ -188,9 +186,7 @@ class Bucket:
         when it is another.
         """
         given = {"e_tag": known.etag, "version": known.version}
-        return self._put(
-            name, data, {name: value for name, value in given.items() if value is not None}
-        )
+        return self._put(name, data, {n: value for n, value in given.items() if value is not None})
 
     def _put(self, name: str, data: bytes, mode: Any) -> Revision:
         try:
@@ -233,14 +229,14 @@ class Bucket:
             )
         try:
             yield
-        except (BackendError, Conflict, Absent, Unchanged, FileNotFoundError) as error:
-            if isinstance(error, FileNotFoundError):
-                if any(word in str(error) for word in _NO_BUCKET):
-                    # Not `from error`: its text may hold what must not be printed.
-                    raise BackendUnavailable(
-                        f"{self.shown}: there is no such bucket; create it, or correct the URL"
-                    ) from None
+        except FileNotFoundError as error:
+            if not any(word in str(error) for word in _NO_BUCKET):
                 raise Absent from None
+            # Not `from error`: its text may hold what must not be printed.
+            raise BackendUnavailable(
+                f"{self.shown}: there is no such bucket; create it, or correct the URL"
+            ) from None
+        except (BackendError, Conflict, Absent, Unchanged):
             raise
         except exceptions.NotModifiedError:
             raise Unchanged from None
@@ -265,26 +261,20 @@ class _NoRanges(BackendUnavailable):
 def meaning_of(error: BaseException, shown: str) -> BackendError:
     """Return what an error of obstore means; of its text only what holds no secret is kept."""
     text = str(error).partition("Debug source:")[0]  # the rest lists settings and headers
-    kind: type[BackendError] = BackendUnavailable
-    if (
-        isinstance(error, exceptions.NotSupportedError)
-        or "range request not supported" in text.lower()
-    ):
-        kind = _NoRanges
-    elif isinstance(
-        error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
-    ):
-        kind = BackendDenied
-    elif isinstance(error, exceptions.UnknownConfigurationKeyError) or any(
-        word in text for word in _BAD
-    ):
-        kind = BadSettings
-    else:
-        words = ((BackendFull, _FULL), (BackendDenied, _DENIED), (BackendTimeout, _SLOW))
-        kind = next(
-            (kind for kind, found in words if any(word in text for word in found)),
-            BackendUnavailable,
-        )
+    rows: tuple[tuple[type[BackendError], Any, tuple[str, ...]], ...] = (
+        (_NoRanges, exceptions.NotSupportedError, ()),
+        (BackendDenied, _REFUSED, ()),
+        (BadSettings, exceptions.UnknownConfigurationKeyError, _BAD),
+        (BackendFull, (), _FULL),
+        (BackendDenied, (), _DENIED),
+        (BackendTimeout, (), _SLOW),
+    )
+    matching = (
+        meaning
+        for meaning, kinds, words in rows
+        if isinstance(error, kinds) or any(word in text for word in words)
+    )
+    kind = _NoRanges if _NO_RANGES in text.lower() else next(matching, BackendUnavailable)
     fix = next((hint for words, hint in _HINTS if words in str(error)), _FIXES.get(kind))
     return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
 

@@ -21,39 +21,26 @@ import secrets
 import time
 
 from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision
+from bundler.backends.port import Lease
 
 FOLDER = "leases"
 OLD_S = 24 * 3600.0
 _LEASE_BYTES = 256
 
 
-class CloudLease:
-    """A lease of `CloudBackend`; a frozen holder that wakes after its expiry finds that it
-    lost it.
-    """
+class _ObjectLease:
+    """A lease that is held: its file's content and revision as they were last written."""
 
     def __init__(
         self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float
     ) -> None:
-        self._bucket, self._name, self._token, self._revision, self._expiry_s = (
-            bucket,
-            name,
-            token,
-            revision,
-            expiry_s,
-        )
+        self._bucket, self._name, self._token = bucket, name, token
+        self._revision, self._expiry_s = revision, expiry_s
 
-    def renew(self, ttl_s: float) -> bool:
-        """Prolong the lease; False when it was lost."""
-        return self._replace(time.time() + ttl_s)
-
-    def release(self) -> bool:
-        """Give the lease back; False when it was lost before."""
-        return self._replace(0.0)
-
-    def _replace(self, expiry_s: float) -> bool:
+    def change(self, ttl_s: float | None) -> bool:
         if self._revision is None or self._expiry_s <= time.time():
             return False
+        expiry_s = 0.0 if ttl_s is None else time.time() + ttl_s
         content = _content(self._token, expiry_s)
         try:
             self._revision = self._bucket.replace(self._name, content, self._revision)
@@ -67,7 +54,7 @@ class CloudLease:
         return True
 
 
-def take_lease(bucket: Bucket, key: str, ttl_s: float) -> CloudLease | None:
+def take_lease(bucket: Bucket, key: str, ttl_s: float) -> Lease | None:
     """Take the lease called `key`; None while another holds it, or was faster."""
     name = f"{FOLDER}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     token, expiry_s = secrets.token_hex(16), time.time() + ttl_s
@@ -85,7 +72,7 @@ def take_lease(bucket: Bucket, key: str, ttl_s: float) -> CloudLease | None:
                 found, revision = _read(bucket, name)
                 if found != content:
                     return None
-    return CloudLease(bucket, name, token, revision, expiry_s)
+    return Lease(_ObjectLease(bucket, name, token, revision, expiry_s).change)
 
 
 def remove_old(bucket: Bucket) -> None:

@@ -66,14 +66,11 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
         """
         every = dict(self.objects if objects is None else objects)
         used = {place.pack for place in every.values()}
+        known = self.packs if packs is None else packs
         return Catalog(
             max(now_ms, self.time_ms),
             [*self.tokens[1 - TOKENS_KEPT :], secrets.token_bytes(8)],
-            {
-                pack: size
-                for pack, size in (self.packs if packs is None else packs).items()
-                if pack in used
-            },
+            {pack: size for pack, size in known.items() if pack in used},
             every,
             dict(self.refs if refs is None else refs),
         )
@@ -97,10 +94,8 @@ def encode_catalog(catalog: Catalog, shown: str) -> bytes:
 def decode_catalog(data: bytes, shown: str) -> Catalog:
     """Return a catalog; raises `BackendUnavailable` for bytes that are none, or not whole."""
     start = len(_MAGIC) + _DIGEST_BYTES
-    if (
-        not data.startswith(_MAGIC)
-        or hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]
-    ):
+    digest = hashlib.sha256(data[start:]).digest()
+    if not data.startswith(_MAGIC + digest):
         raise BackendUnavailable(
             f"{shown}: its file `catalog` is no whole catalog of ours ({len(data):,} bytes); {_FIX}"
         )
@@ -111,11 +106,8 @@ def decode_catalog(data: bytes, shown: str) -> Catalog:
             f"{shown}: its catalog cannot be read ({error}); {_FIX}, or upgrade"
         ) from error
     for key, place in catalog.objects.items():
-        if not is_key(
-            key
-        ) or not 0 <= place.offset <= place.offset + place.size <= catalog.packs.get(
-            place.pack, -1
-        ):
+        end, pack_bytes = place.offset + place.size, catalog.packs.get(place.pack, -1)
+        if not is_key(key) or not 0 <= place.offset <= end <= pack_bytes:
             raise BackendUnavailable(
                 f"{shown}: its catalog places {key!r:.80} outside of every pack; {_FIX}"
             )

@@ -110,12 +110,8 @@ class RegistryAnswer:
         watch: _Watch,
     ) -> None:
         self.status, self.headers, self.url = response.status, response.headers, url
-        self._exchange, self._connection, self._response, self._watch = (
-            exchange,
-            opened,
-            response,
-            watch,
-        )
+        self._exchange, self._connection = exchange, opened
+        self._response, self._watch = response, watch
 
     def __enter__(self) -> Self:
         return self
@@ -157,12 +153,8 @@ class RegistryAnswer:
         self._watch.end()
         if self._response.length == 0 and not self._watch.fired:
             self._response.read()  # takes nothing, and tells the connection that the answer is over
-        whole = (
-            self._response.isclosed()
-            and not self._watch.fired
-            and self._connection.sock is not None
-        )
-        if whole:
+        whole = self._response.isclosed() and not self._watch.fired
+        if whole and self._connection.sock is not None:
             self._exchange.keep(origin_of(self.url), self._connection)
         else:
             self._response.close()

@@ -24,15 +24,15 @@ import msgspec
 from bundler.backends.backend_errors import BackendError, BackendUnavailable, NotThere, WrongBytes
 from bundler.backends.file_steps import errors_by_meaning, temporary_name, with_temporary
 from bundler.backends.oci.image_port import (
-    CHUNK_BYTES,
     INDEX_TYPE,
     MANIFEST_BYTES,
     MOST_TAGS,
-    CheckedCopy,
     Descriptor,
     ImageManifest,
     ImagePlace,
+    copy_checked,
     digest_of,
+    file_chunks,
 )
 
 LAYOUT_FILE, INDEX_FILE = "oci-layout", "index.json"
@@ -137,43 +137,29 @@ class ImageDirectory(ImagePlace):
             others = [
                 _untagged(one) if tag and _tag(one) == tag else one for one in listing.manifests
             ]
-            others = [
-                one for one in others if one.digest != digest or (_tag(one) and _tag(one) != tag)
-            ]
-            listing.manifests = (
-                others
-                if not tag and any(one.digest == digest for one in others)
-                else [*others, new]
-            )
+            others = [one for one in others if one.digest != digest or _tag(one) not in {"", tag}]
+            listed = not tag and any(one.digest == digest for one in others)
+            listing.manifests = others if listed else [*others, new]
             self._replace(INDEX_FILE, lambda out: out.write(msgspec.json.encode(listing)))
         return True
 
     def read_blob(self, digest: str, size: int, out: BinaryIO) -> None:
         """Write a blob into a file."""
-        copy = CheckedCopy(f"{self.name}: blob {digest}", digest, size)
         with self._opened(self._blob(digest)) as source:
-            while chunk := source.read(CHUNK_BYTES):
-                copy.add(chunk)
-                out.write(chunk)
-        copy.finish()
+            self._copied(digest, size, source, out)
+
+    def _copied(self, digest: str, size: int, source: BinaryIO, out: BinaryIO | None) -> None:
+        copy_checked(f"{self.name}: blob {digest}", digest, size, file_chunks(source), out)
 
     def put_blob(self, digest: str, size: int, source: BinaryIO) -> bool:
         """Store a blob; one of that name and size that is there is compared, and replaced where it
         is damaged.
         """
-        with contextlib.suppress(NotThere, WrongBytes), open(os.devnull, "wb") as nowhere:
-            self.read_blob(digest, size, nowhere)
+        with contextlib.suppress(NotThere, WrongBytes), self._opened(self._blob(digest)) as known:
+            self._copied(digest, size, known, None)
             return False
-
-        def copied(out: BinaryIO) -> None:
-            source.seek(0)
-            copy = CheckedCopy(f"{self.name}: blob {digest}", digest, size)
-            while chunk := source.read(CHUNK_BYTES):
-                copy.add(chunk)
-                out.write(chunk)
-            copy.finish()
-
-        self._replace(self._blob(digest), copied)
+        source.seek(0)
+        self._replace(self._blob(digest), lambda out: self._copied(digest, size, source, out))
         return True
 
     def referrers(self, digest: str, artifact_type: str) -> list[Descriptor] | None:
@@ -187,11 +173,8 @@ class ImageDirectory(ImagePlace):
             except BackendError:
                 continue  # one that is damaged, or was removed, refers to nothing
             kind = about.artifact_type or (about.config.media_type if about.config else "")
-            if (
-                about.subject is not None
-                and about.subject.digest == digest
-                and kind == artifact_type
-            ):
+            subject = "" if about.subject is None else about.subject.digest
+            if subject == digest and kind == artifact_type:
                 found.append(Descriptor(one.media_type, one.digest, one.size, kind))
         return found
 

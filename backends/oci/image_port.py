@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import msgspec
@@ -96,42 +97,40 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-class CheckedCopy:
-    """Compares what is copied with a digest and a size.
+def copy_checked(
+    what: str, digest: str, size: int, chunks: Iterable[bytes], out: BinaryIO | None
+) -> None:
+    """Write chunks to a file, and compare them with a digest and a size.
 
     Args:
         what: for messages.
         digest, size: what is expected.
-    """
+        chunks: the bytes.
+        out: the file; None where they are only compared.
 
-    def __init__(self, what: str, digest: str, size: int) -> None:
-        self._what, self._digest, self._size, self._got, self._hash = (
-            what,
-            digest,
-            size,
-            0,
-            hashlib.sha256(),
+    Raises:
+        WrongBytes: as soon as there are more than there may be, or at the end.
+    """
+    got, found = 0, hashlib.sha256()
+    for chunk in chunks:
+        got += len(chunk)
+        if got > size:
+            raise WrongBytes(
+                f"{what}: has more than {size:,} bytes, which its manifest says; push it again"
+            )
+        found.update(chunk)
+        if out is not None:
+            out.write(chunk)
+    if got != size:
+        raise WrongBytes(
+            f"{what}: {got:,} bytes came, expected {size:,}; read it again, or push it again"
+        )
+    if f"sha256:{found.hexdigest()}" != digest:
+        raise WrongBytes(
+            f"{what}: digest sha256:{found.hexdigest()}, expected {digest}; push it again"
         )
 
-    def add(self, chunk: bytes) -> None:
-        """Take the next bytes; raises `WrongBytes` as soon as there are more than there may be."""
-        self._got += len(chunk)
-        if self._got > self._size:
-            raise WrongBytes(
-                f"{self._what}: has more than {self._size:,} bytes, which its manifest says; push"
-                " it again"
-            )
-        self._hash.update(chunk)
 
-    def finish(self) -> None:
-        """Raise `WrongBytes` unless all came, and nothing else."""
-        if self._got != self._size:
-            raise WrongBytes(
-                f"{self._what}: {self._got:,} bytes came, expected {self._size:,}; read it again,"
-                " or push it again"
-            )
-        found = f"sha256:{self._hash.hexdigest()}"
-        if found != self._digest:
-            raise WrongBytes(
-                f"{self._what}: digest {found}, expected {self._digest}; push it again"
-            )
+def file_chunks(source: BinaryIO) -> Iterator[bytes]:
+    """Return the bytes of an open file in pieces."""
+    return iter(lambda: source.read(CHUNK_BYTES), b"")

@@ -45,10 +45,10 @@ from bundler.backends.oci.image_port import (
     INDEX_TYPE,
     MANIFEST_BYTES,
     MOST_TAGS,
-    CheckedCopy,
     Descriptor,
     ImageManifest,
     ImagePlace,
+    copy_checked,
     digest_of,
 )
 from bundler.backends.oci.registry_tokens import RegistryLogin
@@ -76,6 +76,13 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 T = TypeVar("T")
 
 
+_REFUSALS: dict[int, tuple[type[BackendError], str]] = {
+    405: (BackendDenied, "the registry is read only"),
+    413: (BackendFull, "remove images there, or raise its quota"),
+    507: (BackendFull, "remove images there, or raise its quota"),
+}
+
+
 class _Again(BackendUnavailable):
     """It failed for a moment."""
 
@@ -84,21 +91,17 @@ class _Again(BackendUnavailable):
         self.after_s = after_s
 
 
-class _Tags(msgspec.Struct):
-    tags: list[str] | None = None
-
-
-class _Index(msgspec.Struct):
-    manifests: list[Descriptor] = []
-
-
 class _Problem(msgspec.Struct):
     code: str = ""
     message: str = ""
 
 
-class _Problems(msgspec.Struct):
-    errors: list[_Problem] = []
+class _Answer(msgspec.Struct):
+    """What a registry answers, each field to another question."""
+
+    tags: list[str] | None = None
+    manifests: list[Descriptor] | None = None
+    errors: list[_Problem] | None = None
 
 
 class Registry(ImagePlace):
@@ -161,12 +164,8 @@ class Registry(ImagePlace):
         def read(until: float) -> None:
             out.seek(start)
             out.truncate()
-            copy = CheckedCopy(f"{self.name}: blob {digest}", digest, size)
             with self._ask("GET", f"{self._base}/blobs/{digest}", until) as answer:
-                for chunk in answer.chunks():
-                    copy.add(chunk)
-                    out.write(chunk)
-            copy.finish()
+                copy_checked(f"{self.name}: blob {digest}", digest, size, answer.chunks(), out)
 
         self._repeated(read)
 
@@ -205,12 +204,10 @@ class Registry(ImagePlace):
                     data, kind = answer.read(MANIFEST_BYTES), answer.headers.get_content_type()
             except NotThere:
                 return None
-            found = (
-                self._decoded(data, _Index, "a list of referrers")
-                if kind == INDEX_TYPE
-                else _Index()
-            )
-            return [one for one in found.manifests if one.artifact_type == artifact_type]
+            if kind != INDEX_TYPE:
+                return []
+            found = self._decoded(data, "a list of referrers").manifests or []
+            return [one for one in found if one.artifact_type == artifact_type]
 
         return self._repeated(read)
 
@@ -232,9 +229,7 @@ class Registry(ImagePlace):
     def _page(self, url: str) -> tuple[list[str], str | None]:
         def read(until: float) -> tuple[list[str], str | None]:
             with self._ask("GET", url, until) as answer:
-                page = (
-                    self._decoded(answer.read(MANIFEST_BYTES), _Tags, "a list of tags").tags or []
-                )
+                page = self._decoded(answer.read(MANIFEST_BYTES), "a list of tags").tags or []
                 following = _NEXT.search(answer.headers.get("Link", ""))
             if following is None:
                 return page, None
@@ -275,11 +270,9 @@ class Registry(ImagePlace):
                 after_s = error.after_s if isinstance(error, _Again) else None
                 # With jitter: a thousand processes that were refused together do not come again
                 # together.
-                pause_s = (
-                    FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
-                    if after_s is None
-                    else after_s
-                )
+                pause_s = after_s
+                if pause_s is None:
+                    pause_s = FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
                 if attempt == ATTEMPTS or time.monotonic() + pause_s > until:
                     waits = f"; it says to come again in {after_s:,.0f} s" if after_s else ""
                     raise BackendUnavailable(f"{error}{waits}") from error
@@ -355,20 +348,17 @@ class Registry(ImagePlace):
             return NotThere(text)
         if status in {401, 403}:
             return BackendDenied(f"{text}; {self._login.how_to}")
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            return BackendDenied(f"{text}; the registry is read only")
-        if status in {413, 507}:
-            return BackendFull(f"{text}; remove images there, or raise its quota")
         if status in _TRANSIENT:
             return _Again(text, _after_s(headers.get("Retry-After", "")))
+        kind, advice = _REFUSALS.get(status, (RefusedRequest, "it does not take this"))
         if status in _MOVED:
-            return RefusedRequest(f"{text}; it leads elsewhere, expected an answer")
-        return RefusedRequest(f"{text}; it does not take this")
+            advice = "it leads elsewhere, expected an answer"
+        return kind(f"{text}; {advice}")
 
     def _said(self, data: bytes) -> str:
         """Return what a registry says of an error, without what must not be printed."""
         try:
-            found = msgspec.json.decode(data, type=_Problems).errors
+            found = msgspec.json.decode(data, type=_Answer).errors or []
         except msgspec.DecodeError:
             return ""
         text = "; ".join(f"{one.code} {one.message}".strip() for one in found[:3])
@@ -377,9 +367,9 @@ class Registry(ImagePlace):
         text = " ".join("".join(filter(str.isprintable, text)).split())[:SHOWN_CHARACTERS]
         return f" ({text})" if text else ""
 
-    def _decoded(self, data: bytes, kind: type[T], what: str) -> T:
+    def _decoded(self, data: bytes, what: str) -> _Answer:
         try:
-            return msgspec.json.decode(data, type=kind)
+            return msgspec.json.decode(data, type=_Answer)
         except msgspec.DecodeError:
             raise RefusedRequest(f"{self.name}: answered something other than {what}") from None
 

@@ -53,23 +53,16 @@ class RegistryLogin:
         *,
         secure: bool,
     ) -> None:
-        self._name, self._host, self._exchange, self._credentials, self._secure = (
-            name,
-            host,
-            exchange,
-            credentials,
-            secure,
-        )
+        self._name, self._host, self._secure = name, host, secure
+        self._exchange, self._credentials = exchange, credentials
         self.header = ""
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not be printed."""
         token = self.header.partition(" ")[2]
-        return (
-            *(self._credentials.secrets if self._credentials else ()),
-            *([token] if token else []),
-        )
+        known = self._credentials.secrets if self._credentials else ()
+        return (*known, token) if token else known
 
     @property
     def how_to(self) -> str:

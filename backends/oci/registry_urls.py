@@ -21,11 +21,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
+from bundler.backends.url_parts import seconds
 
 DIRECTORY_SCHEME = "oci-dir"
 SCHEMES = frozenset({"oci", DIRECTORY_SCHEME})
 DEFAULT_TAG = "latest"
-MAX_SECONDS = 3600.0
 MAX_REPOSITORY = 255
 _REPOSITORY = re.compile(
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -81,11 +81,8 @@ class ImageUrl:
     @property
     def full(self) -> str:
         """The place with tag and digest, for messages."""
-        return (
-            self.shown
-            + (f":{self.tag}" if self.tag else "")
-            + (f"@{self.digest}" if self.digest else "")
-        )
+        tag = f":{self.tag}" if self.tag else ""
+        return self.shown + tag + (f"@{self.digest}" if self.digest else "")
 
 
 def parse_image_url(url: str) -> ImageUrl:
@@ -164,7 +161,7 @@ def _settings(query: str, shown: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in given.items():
         if name == "timeout_s":
-            found[name] = _seconds(text, shown)
+            found[name] = seconds(shown, name, text)
         elif name == "plain_http" and text in _YES_NO:
             found[name] = _YES_NO[text]
         elif name == "ca_file" and text:
@@ -172,16 +169,3 @@ def _settings(query: str, shown: str) -> dict[str, Any]:
         else:
             raise BadSettings(f"{shown}: unknown setting or value of {name!r:.40}; {_EXPECTED}")
     return found
-
-
-def _seconds(text: str, shown: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_SECONDS:
-        raise BadSettings(
-            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0 and at most"
-            f" {MAX_SECONDS:.0f}"
-        )
-    return seconds

@@ -88,9 +88,8 @@ class PeerBackend(Backend):
                     if isinstance(value, bytes):
                         found[key] = value
                     elif value == object_frames.LARGER:
-                        found[key] = Unread(
-                            b"", f"{key} has more than {int(most):,} bytes", None, int(most)
-                        )
+                        why = f"{key} has more than {int(most):,} bytes"
+                        found[key] = Unread(b"", why, None, int(most))
                 if len(left) == len(asked):
                     raise BackendUnavailable(
                         f"{self._settings.shown}: promises objects and sends none"
@@ -105,15 +104,11 @@ class PeerBackend(Backend):
         question = object_frames.encode_question(wanted)
         status, body = self._connections.ask("POST", "/objects", question, int(most), until_s)
         try:
-            answer = (
-                list(object_frames.decode_answer(list(wanted), memoryview(body)))
-                if status == 200  # noqa: PLR2004
-                else None
-            )
+            if status != 200:  # noqa: PLR2004
+                raise BackendUnavailable(f"{self._settings.shown}: is no `triton-bundler serve`")
+            answer = list(object_frames.decode_answer(list(wanted), memoryview(body)))
         except ValueError as error:
             raise BackendUnavailable(f"{self._settings.shown}: its answer is {error}") from error
-        if answer is None:
-            raise BackendUnavailable(f"{self._settings.shown}: is no `triton-bundler serve`")
         for key, value in answer:
             if isinstance(value, bytes) and len(value) > wanted[key]:
                 raise BackendUnavailable(
@@ -170,11 +165,8 @@ class PeerBackend(Backend):
             _, body = self._connections.ask(
                 "POST", "/exists", question, len(batch), self._until_s(0)
             )
-            found.update(
-                key
-                for key, there in zip(dict.fromkeys(batch), body, strict=False)
-                if there == ord("1")
-            )
+            told = zip(dict.fromkeys(batch), body, strict=False)
+            found.update(key for key, there in told if there == ord("1"))
         return frozenset(found)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:

@@ -16,7 +16,6 @@ import socket
 import time
 from collections import deque
 from http import HTTPStatus
-from typing import NamedTuple
 
 from bundler.backends.backend_errors import BackendTimeout, BackendUnavailable
 from bundler.backends.peers.peer_urls import MARK, PeerSettings
@@ -26,13 +25,6 @@ _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "triton-bundler"}
 _BUSY = {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
 _LEAST_PAUSE_S = 0.05
 _EXPECTED = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
-
-
-class PeerAnswer(NamedTuple):
-    """What a server answered: 200 or 404, and the bytes."""
-
-    status: int
-    body: bytes
 
 
 class _Connection(http.client.HTTPConnection):
@@ -68,9 +60,9 @@ class PeerConnections:
 
     def ask(
         self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float
-    ) -> PeerAnswer:
-        """Return the answer to one request; a server that is busy is asked again as long as there
-        is time.
+    ) -> tuple[int, bytes]:
+        """Return the status, 200 or 404, and the bytes of the answer to one request; a server that
+        is busy is asked again as long as there is time.
 
         Args:
             method, path, body: the request.
@@ -84,7 +76,7 @@ class PeerConnections:
         while True:
             status, answer, pause_s = self._once(method, path, body, most_bytes, until_s)
             if status in _EXPECTED:
-                return PeerAnswer(status, answer)
+                return status, answer
             if status not in _BUSY:
                 raise BackendUnavailable(f"{self.settings.shown}: {_said(status)}")
             # With jitter: replicas that were refused together are not to come back together.
@@ -104,15 +96,13 @@ class PeerConnections:
     ) -> tuple[int, bytes, float]:
         shown = self.settings.shown
         try:
+            request = (method, path, body, most_bytes, until_s)
             kept = self._kept()
             if kept is not None:
-                with contextlib.suppress(
-                    ConnectionError
-                ):  # the server closes connections that were idle for long
-                    return self._exchange(kept, method, path, body, most_bytes, until_s)
-            return self._exchange(
-                _Connection(self.settings), method, path, body, most_bytes, until_s
-            )
+                # The server closes connections that were idle for long.
+                with contextlib.suppress(ConnectionError):
+                    return self._exchange(kept, *request)
+            return self._exchange(_Connection(self.settings), *request)
         except TimeoutError as error:
             raise BackendTimeout(f"{shown}: no answer in time") from error
         except (OSError, ValueError) as error:

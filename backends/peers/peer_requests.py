@@ -124,11 +124,8 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         except BackendError as error:
             if not self._answered:
                 self.log_error("%s", error)
-                self._say(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "none",
-                    "the source does not answer; try again\n",
-                )
+                why = "the source does not answer; try again\n"
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, "none", why)
 
     def _get(self) -> None:
         if self.headers.get("Content-Length", "0") != "0" or self.headers.get("Transfer-Encoding"):
@@ -207,16 +204,12 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self._say(HTTPStatus.NOT_FOUND, "none", "there is no such route\n")
             return
-        if (
-            self.headers.get("Transfer-Encoding")
-            or not length.isdecimal()
-            or len(length) > len(str(object_frames.QUESTION_BYTES))
-            or int(length) > object_frames.QUESTION_BYTES
-        ):
+        most = object_frames.QUESTION_BYTES
+        is_size = length.isdecimal() and len(length) <= len(str(most)) and int(length) <= most
+        if self.headers.get("Transfer-Encoding") or not is_size:
             self.close_connection = True
-            self._say(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n"
-            )
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            self._say(status, path[1:], "too large, or of unknown size\n")
             return
         body = self.rfile.read(int(length))
         asked = object_frames.decode_question(body) if len(body) == int(length) else None
@@ -247,27 +240,20 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             if value is not None:
                 parts.append(value)
                 sent, size = sent + 1, size + len(value)
-        for result, number in (
-            ("sent", sent),
-            ("absent", sum(value is None for value in found.values())),
-        ):
-            self._tally.add("objects_total", number, result=result)
+        absent = sum(value is None for value in found.values())
+        self._tally.add("objects_total", sent, result="sent")
+        self._tally.add("objects_total", absent, result="absent")
         self._send(HTTPStatus.OK, "objects", b"".join(parts), {"Content-Type": _BYTES})
 
     def _say(
         self, status: HTTPStatus, route: str, text: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        more = (
-            {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-        )
+        every = {"Content-Type": _TEXT, **(headers or {})}
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            every["Retry-After"] = str(RETRY_AFTER_S)
         if not text:
             self.close_connection = True
-        self._send(
-            status,
-            route,
-            (text or f"{status.phrase}\n").encode(),
-            {"Content-Type": _TEXT, **more, **(headers or {})},
-        )
+        self._send(status, route, (text or f"{status.phrase}\n").encode(), every)
 
     def _send(
         self, status: HTTPStatus, route: str, body: bytes | memoryview, headers: dict[str, str]

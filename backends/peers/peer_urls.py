@@ -7,10 +7,11 @@ one that is a store itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
+from bundler.backends.url_parts import seconds, without_secrets
 
 _PREFIX = "tb+"
 SCHEMES = frozenset({"tb+http", "tb+https"})
@@ -18,7 +19,6 @@ SCHEMES = frozenset({"tb+http", "tb+https"})
 TIMEOUT_S = 2.0
 #: Connecting takes a round trip: who does not accept by then is switched off.
 CONNECT_S = 0.5
-MAX_TIMEOUT_S = 3600.0
 #: A header of every answer, so that another web server's 404 is not taken for an object that is
 #: absent.
 MARK = "Triton-Bundler-Serve"
@@ -60,7 +60,7 @@ def parse_peer(url: str) -> PeerSettings:
         port = parts.port
     except ValueError as error:
         raise BadSettings(f"not a peer: {error}; {_EXPECTED}") from error
-    shown = _shown(parts)
+    shown = without_secrets(parts)
     if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isprintable():
         raise BadSettings(f"{shown!r:.200} is no peer; {_EXPECTED}")
     if "@" in parts.netloc:
@@ -68,7 +68,7 @@ def parse_peer(url: str) -> PeerSettings:
             f"{shown}: holds user or password, which a peer is never given; {_EXPECTED}"
         )
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
-    timeout_s = _seconds(shown, settings.pop("timeout_s", None))
+    timeout_s = seconds(shown, "timeout_s", settings.pop("timeout_s", str(TIMEOUT_S)))
     if settings or parts.fragment or parts.path not in {"", "/"}:
         raise BadSettings(f"{shown}: {_EXPECTED}, and nothing else")
     secure = parts.scheme == "https"
@@ -82,25 +82,4 @@ def parse_served(url: str) -> PeerSettings:
     `parse_peer`.
     """
     found = parse_peer(url.removeprefix(_PREFIX))
-    return PeerSettings(
-        _PREFIX + found.shown, found.secure, found.host, found.port, found.timeout_s
-    )
-
-
-def _shown(parts: SplitResult) -> str:
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
-def _seconds(shown: str, text: str | None) -> float:
-    if text is None:
-        return TIMEOUT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise BadSettings(
-            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0, {MAX_TIMEOUT_S:.0f}"
-            " at most"
-        )
-    return seconds
+    return replace(found, shown=_PREFIX + found.shown)

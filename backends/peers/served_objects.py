@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
@@ -50,15 +51,6 @@ class ServedKeys:
         return any(prefix == p or prefix.startswith(f"{p}/") for p in self.prefixes)
 
 
-class _Read:
-    """A read that is under way, for others to wait for."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.values: dict[str, bytes] = {}
-        self.error: BackendError | None = None
-
-
 class ServedObjects:
     """A byte store, as others may read it.  Safe under threads.
 
@@ -85,7 +77,8 @@ class ServedObjects:
         self.keys, self._source, self._tally = keys, source, tally
         self._turns = threading.BoundedSemaphore(reads)
         self._lock = threading.Lock()
-        self._under_way: dict[str, _Read] = {}
+        # Reads that others may wait for.
+        self._under_way: dict[str, Future[dict[str, bytes]]] = {}
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._most_bytes, self._kept_bytes = memory_bytes, 0
 
@@ -118,7 +111,7 @@ class ServedObjects:
 
     def _shared(self, wanted: dict[str, int], until_s: float) -> dict[str, bytes]:
         """Return what is kept, what others are reading, and what is read here."""
-        mine = _Read()
+        mine: Future[dict[str, bytes]] = Future()
         with self._lock:
             found = {key: self._kept[key] for key in wanted if key in self._kept}
             for key in found:
@@ -133,31 +126,35 @@ class ServedObjects:
         if reading:
             found |= self._read(mine, {key: wanted[key] for key in reading}, until_s)
         for key, read in waits.items():
-            if not read.done.wait(max(0.0, until_s - time.monotonic())):
-                raise BackendUnavailable("the source did not answer in time")
-            if read.error is not None:
-                raise read.error
-            if key in read.values:
-                found[key] = read.values[key]
+            try:
+                values = read.result(max(0.0, until_s - time.monotonic()))
+            except TimeoutError:
+                raise BackendUnavailable("the source did not answer in time") from None
+            if key in values:
+                found[key] = values[key]
         return found
 
-    def _read(self, mine: _Read, keys: Mapping[str, int], until_s: float) -> dict[str, bytes]:
+    def _read(
+        self, mine: Future[dict[str, bytes]], keys: Mapping[str, int], until_s: float
+    ) -> dict[str, bytes]:
+        values: dict[str, bytes] = {}
         try:
             with self._turn(until_s):
                 got = self._source.get_within(keys)
-            mine.values = {key: value for key, value in got.items() if self._is_whole(key, value)}
+            values = {key: value for key, value in got.items() if self._is_whole(key, value)}
             self._tally.add("source_reads_total", len(keys))
-            self._keep(mine.values)
+            self._keep(values)
         except BackendError as error:
-            mine.error = error
+            mine.set_exception(error)
             self._tally.add("source_errors_total")
             raise
         finally:
             with self._lock:
                 for key in keys:
                     self._under_way.pop(key, None)
-            mine.done.set()
-        return mine.values
+            if not mine.done():
+                mine.set_result(values)
+        return values
 
     def _is_whole(self, key: str, value: bytes) -> bool:
         if isinstance(value, Unread):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.backends.backend_errors import MissingExtra
 from bundler.backends.extras import install
-from bundler.backends.redis.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from bundler.backends.redis.redis_backend import RedisBackend
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMES", "RedisBackend", "parse", "shown", "with_options"]
 
+SCHEMES = frozenset({"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"})
 _OF_URLS = frozenset({"parse", "shown", "with_options"})
 
 

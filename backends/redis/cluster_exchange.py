@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
@@ -23,8 +23,8 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.lua_scripts import SCRIPT_KEYS
-from bundler.backends.redis.metered_socket import REPLY_BYTES
 from bundler.backends.redis.reply_errors import errors_by_meaning
+from bundler.backends.redis.server_connections import REPLY_BYTES
 from bundler.backends.redis.server_exchange import Command, Link, Node, ask, run, scan_node, time_of
 from bundler.backends.redis.url_settings import RedisSettings
 
@@ -44,14 +44,9 @@ class _Plan:
     slots: tuple[Node | None, ...]
 
 
-@dataclass(frozen=True)
-class _Destination:
-    """The node that a command goes to; `asking`: a redirection for this one time, while the slot
-    moves.
-    """
-
-    node: Node
-    asking: bool = False
+# The node that a command goes to, and whether it is sent there for this one time, while the slot
+# moves (ASKING).
+_Destination: TypeAlias = tuple[Node, bool]
 
 
 class Cluster(Link):
@@ -79,7 +74,7 @@ class Cluster(Link):
             if not waiting:
                 break
             wanted = [
-                (told or _Destination(self._node_of(commands[number][0])), commands[number][1])
+                (told or (self._node_of(commands[number][0]), False), commands[number][1])
                 for number, told in waiting.items()
             ]
             found = dict(zip(waiting, self._asked(wanted, most_bytes), strict=True))
@@ -109,11 +104,11 @@ class Cluster(Link):
         """Send each command to its node; returns the answers in order."""
         work: dict[Node, list[tuple[Any, ...]]] = {}
         places: list[tuple[Node, int]] = []
-        for told, words in wanted:
-            commands = work.setdefault(told.node, [])
-            if told.asking:
+        for (node, asking), words in wanted:
+            commands = work.setdefault(node, [])
+            if asking:
                 commands.append(("ASKING",))
-            places.append((told.node, len(commands)))
+            places.append((node, len(commands)))
             commands.append(words)
         try:
             with errors_by_meaning(self.shown):
@@ -132,9 +127,7 @@ class Cluster(Link):
                 # Follow the answer, not a newly learnt plan: the node that gives the plan may not
                 # know of the move yet.
                 moved = isinstance(answer, MovedError)
-                again[number] = _Destination(
-                    self._node((answer.host, answer.port)), asking=not moved
-                )
+                again[number] = (self._node((answer.host, answer.port)), not moved)
                 self._plan = None if moved else self._plan
             elif isinstance(answer, TryAgainError | ClusterDownError):
                 self._plan, again[number] = None, None
@@ -178,10 +171,9 @@ class Cluster(Link):
 
     def _followed(self, plan: _Plan) -> _Plan:
         # A failover leaves connections to a server that is a master no longer.
-        for address in {
-            address for address, node in self._known.items() if node not in plan.masters
-        }:
-            self._known.pop(address).close()
+        for address, node in list(self._known.items()):
+            if node not in plan.masters:
+                self._known.pop(address).close()
         return plan
 
     def _planned(self, ranges: list[Any], asked: Node) -> _Plan:
@@ -190,10 +182,8 @@ class Cluster(Link):
         for first, last, (host, port, *_), *_ in ranges:
             # A node that does not know its own name leaves it out: its address is the one that we
             # asked.
-            address = (
-                host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0],
-                int(port),
-            )
+            name = host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0]
+            address = (name, int(port))
             masters[address] = self._node(address)
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)
         if not masters:

@@ -20,13 +20,21 @@ from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_keys, check_prefix, is_key
 from bundler.backends.lease_holders import HeldLease, held_lease, new_token
-from bundler.backends.port import BEGINNING_BYTES, OBJECT_LIMIT, Backend, Stat, Unread, in_prefix
+from bundler.backends.port import (
+    BEGINNING_BYTES,
+    OBJECT_LIMIT,
+    Backend,
+    Lease,
+    Stat,
+    Unread,
+    in_prefix,
+)
 from bundler.backends.redis import lua_scripts as scripts
 from bundler.backends.redis import value_parts as values
 from bundler.backends.redis.cluster_exchange import Cluster
 from bundler.backends.redis.reply_errors import is_wrong_type
 from bundler.backends.redis.reply_shapes import LATEST_S
-from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, Link, opened
+from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, opened
 from bundler.backends.redis.url_settings import RedisSettings, parse
 from bundler.backends.redis.value_parts import Head
 
@@ -38,7 +46,7 @@ class RedisBackend(Backend):
     """Objects, refs and leases in Redis, shared by processes of any number of hosts.
 
     Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than
-    `timeout_s` and the time of its bytes at `metered_socket.BYTES_PER_S`, and where a connection is
+    `timeout_s` and the time of its bytes at `server_connections.BYTES_PER_S`, and where a connection is
     made, `connect_timeout_s` for each address of the host. A batch is as many exchanges as its size
     asks for.  Thread-safe without locks; may be used on both sides of a fork.
 
@@ -99,12 +107,8 @@ class RedisBackend(Backend):
                     found[key] = value
         wanted = [head for head in large if head.size_bytes <= max_bytes[head.key]]
         others = [head for head in large if head.size_bytes > max_bytes[head.key]]
-        return (
-            found
-            | self._too_large(over, max_bytes)
-            | self._joined(wanted)
-            | self._beginnings(others, max_bytes)
-        )
+        found |= self._too_large(over, max_bytes)
+        return found | self._joined(wanted) | self._beginnings(others, max_bytes)
 
     def _too_large(
         self, over: Mapping[str, bytes], max_bytes: Mapping[str, int]
@@ -194,10 +198,8 @@ class RedisBackend(Backend):
         for batch in batches(keys, TOUCHED_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             for told in self._link.call(scripts.TOUCH, groups, self._ttl_ms()):
-                found |= {
-                    self._key(name.decode()): head
-                    for name, head in zip(told[::2], told[1::2], strict=True)
-                }
+                names = (self._key(name.decode()) for name in told[::2])
+                found |= zip(names, told[1::2], strict=True)
         return found
 
     def _touched(
@@ -235,17 +237,14 @@ class RedisBackend(Backend):
 
     def read_ref(self, key: str) -> bytes | None:
         name = self._name("r", check_key(key))
-        touch: list[Command] = (
-            [(name, ("PEXPIRE", name, self._ttl_ms()))] if self._may_touch else []
-        )
-        read: list[Command] = [
+        asked: list[Command] = [
             (name, ("GETRANGE", name, 0, values.REF_BYTES)),
             (name, ("EXISTS", name)),
+            (name, ("PEXPIRE", name, self._ttl_ms())),
         ]
-        value, there, *touched = self._link.replies([*read, *touch])
-        if (
-            value == b"" and there == 1
-        ):  # an empty value, or one that was set between the two commands
+        value, there, *touched = self._link.replies(asked if self._may_touch else asked[:2])
+        if value == b"" and there == 1:
+            # An empty value, or one that was set between the two commands.
             (value,) = self._link.replies([(name, ("GET", name))])
         elif value == b"" and there == 0:
             value = None
@@ -275,11 +274,17 @@ class RedisBackend(Backend):
     def now_s(self) -> float:
         return self._link.now_s()
 
-    def lease(self, key: str, ttl_s: float) -> RedisLease | None:
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take a lease; see `Backend`."""
         name, token = self._name("l", check_key(key)), new_token()
         (granted,) = self._link.exchange([(name, ("SET", name, token, "NX", "PX", _ms(ttl_s)))])
-        return None if granted is None else RedisLease(self._link, name, token)
+        return None if granted is None else Lease(partial(self._change_lease, name, token))
+
+    def _change_lease(self, name: str, token: str, ttl_s: float | None) -> bool:
+        """Prolong a lease or give it back; the server's clock decides when it is over."""
+        if ttl_s is not None:
+            return bool(self._link.call(scripts.RENEW, [[name]], token, _ms(ttl_s))[0])
+        return bool(self._link.call(scripts.SWAP, [[name]], 1, token, 0, b"", 0)[0])
 
     def leases(self) -> Iterator[HeldLease]:
         for keys in self._scanned("l", ""):
@@ -375,15 +380,12 @@ class RedisBackend(Backend):
             items, values.BATCH_KEYS, values.BATCH_BYTES, lambda key: len(items[key][0])
         ):
             names = [self._name(kind, key) for key in batch]
-            answers = self._link.exchange(
-                [
-                    (name, ("SET", name, items[key][0], "NX", "PX", items[key][1]))
-                    for name, key in zip(names, batch, strict=True)
-                ]
-            )
-            created |= {
-                key for key, answer in zip(batch, answers, strict=True) if answer is not None
-            }
+            commands: list[Command] = [
+                (name, ("SET", name, items[key][0], "NX", "PX", items[key][1]))
+                for name, key in zip(names, batch, strict=True)
+            ]
+            answers = zip(batch, self._link.exchange(commands), strict=True)
+            created |= {key for key, answer in answers if answer is not None}
         return created
 
     def _drop(self, keys: Collection[str]) -> None:
@@ -453,21 +455,6 @@ class RedisBackend(Backend):
 
     def _ttl_ms(self) -> int:
         return _ms(self._settings.ttl_s)
-
-
-class RedisLease:
-    """A lease of `RedisBackend`; the server's clock decides when it is over."""
-
-    def __init__(self, link: Link, name: str, token: str) -> None:
-        self._link, self._name, self._token = link, name, token
-
-    def renew(self, ttl_s: float) -> bool:
-        """Prolong the lease; False when it was lost."""
-        return bool(self._link.call(scripts.RENEW, [[self._name]], self._token, _ms(ttl_s))[0])
-
-    def release(self) -> bool:
-        """Give the lease back; False when it was lost before."""
-        return bool(self._link.call(scripts.SWAP, [[self._name]], 1, self._token, 0, b"", 0)[0])
 
 
 def _ms(seconds: float) -> int:

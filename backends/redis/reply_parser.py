@@ -137,9 +137,8 @@ class ReplyParser(BaseParser):
             error: Exception = self.parse_error(text.decode("utf-8", "replace"))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as wrong:  # a redirection without an address
             raise InvalidResponse(f"{text[:80]!r} is no error of Redis") from wrong
-        return (
-            error if isinstance(error, (ResponseError, ServerGone)) else ResponseError(str(error))
-        )
+        known = isinstance(error, (ResponseError, ServerGone))
+        return error if known else ResponseError(str(error))
 
     def _receive(self, missing: int = 0) -> None:
         data = self._socket.recv(max(self._read_bytes, min(missing, _LARGE_READ_BYTES)))

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from bundler.backends.backend_errors import BackendUnavailable
-from bundler.backends.redis.command_packing import Word
 from bundler.backends.redis.lua_scripts import (
     CLAIM,
     CLEAR,
@@ -24,6 +25,7 @@ from bundler.backends.redis.lua_scripts import (
     SWAP,
     TOUCH,
 )
+from bundler.backends.redis.server_connections import Word
 
 #: Gets an answer and how many keys the command had.
 _Shape: TypeAlias = Callable[[Any, int], bool]
@@ -58,103 +60,83 @@ def _kind(answer: Any) -> str:
     return repr(answer) if answer is None or isinstance(answer, int) else "a text"
 
 
-def _is_int(answer: Any, _keys: int) -> bool:
-    return isinstance(answer, int)
+def _of(kind: Any) -> _Shape:
+    """Return what tells whether an answer is of a type."""
+
+    def fits(answer: Any, _keys: int) -> bool:
+        try:
+            msgspec.convert(answer, kind, builtin_types=(bytes,))
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    return fits
 
 
-def _is_size(answer: Any, _keys: int) -> bool:
-    return isinstance(answer, int) and answer >= 0
+def _rows_of(kind: Any) -> _Shape:
+    """Return what tells whether an answer is a list of as many members of a type as keys."""
+    fits = _of(list[kind])
+    return lambda answer, keys: fits(answer, keys) and len(answer) == keys
 
 
 def _is_text(answer: Any, _keys: int) -> bool:
     return isinstance(answer, bytes)
 
 
-def _is_text_or_none(answer: Any, _keys: int) -> bool:
-    return answer is None or isinstance(answer, bytes)
+def _is_int(answer: Any, _keys: int) -> bool:
+    return isinstance(answer, int)
 
 
-def _is_number(answer: Any) -> bool:
-    return isinstance(answer, bytes) and len(answer) <= _DIGITS and answer.isdigit()
+def _is_number(text: bytes) -> bool:
+    return len(text) <= _DIGITS and text.isdigit()
 
 
-def _is_row(answer: Any, *kinds: type) -> bool:
+def _is_time(answer: Any, keys: int) -> bool:
     return (
-        isinstance(answer, list)
-        and len(answer) == len(kinds)
-        and all(map(isinstance, answer, kinds))
-    )
-
-
-def _is_time(answer: Any, _keys: int) -> bool:
-    return (
-        _is_row(answer, bytes, bytes)
+        _of(tuple[bytes, bytes])(answer, keys)
         and all(map(_is_number, answer))
         and int(answer[0]) <= LATEST_S
     )
 
 
-def _is_page(answer: Any, _keys: int) -> bool:
-    return (
-        _is_row(answer, bytes, list)
-        and _is_number(answer[0])
-        and all(isinstance(name, bytes) for name in answer[1])
-    )
+def _is_page(answer: Any, keys: int) -> bool:
+    return _of(tuple[bytes, list[bytes]])(answer, keys) and _is_number(answer[0])
 
 
-def _is_slots(answer: Any, _keys: int) -> bool:
-    return isinstance(answer, list) and all(map(_is_range, answer))
+def _is_slots(answer: Any, keys: int) -> bool:
+    return _of(list[list[Any]])(answer, keys) and all(map(_is_range, answer))
 
 
-def _is_range(told: Any) -> bool:
-    return (
-        isinstance(told, list)
-        and _is_row(told[:3], int, int, list)
-        and 0 <= told[0] <= told[1] < _SLOTS
-        and (_is_row(told[2][:2], bytes, int) or _is_row(told[2][:2], type(None), int))
-    )
-
-
-def _are_heads(answer: Any, keys: int) -> bool:
-    return (
-        isinstance(answer, list)
-        and len(answer) == keys
-        and all(isinstance(head, bytes) for head in answer)
-    )
+def _is_range(told: list[Any]) -> bool:
+    if not _of(tuple[int, int, list[Any]])(told[:3], 0):
+        return False
+    first, last, node = told[:3]
+    return 0 <= first <= last < _SLOTS and _of(tuple[bytes | None, int])(node[:2], 0)
 
 
 def _are_touched(answer: Any, keys: int) -> bool:
     return (
-        isinstance(answer, list)
+        _of(list[bytes])(answer, keys)
         and len(answer) <= 2 * keys
         and len(answer) % 2 == 0
-        and all(isinstance(told, bytes) for told in answer)
         and all(name.isascii() for name in answer[::2])
     )
 
 
-def _are_described(answer: Any, keys: int) -> bool:
-    return (
-        isinstance(answer, list)
-        and len(answer) == keys
-        and all(_is_row(told, bytes, int, int) for told in answer)
-    )
-
-
 _NUMBER, _TEXT = ("a number", _is_int), ("a text", _is_text)
-_HEADS = ("the first bytes of each key", _are_heads)
+_HEADS = ("the first bytes of each key", _rows_of(bytes))
 _PAGE = ("a cursor and names", _is_page)
 _OF_COMMANDS: dict[str, tuple[str, _Shape]] = {
     "ASKING": _TEXT,
     "CLUSTER": ("ranges of slots", _is_slots),
     "EXISTS": _NUMBER,
-    "GET": ("a text or nothing", _is_text_or_none),
+    "GET": ("a text or nothing", _of(bytes | None)),
     "GETRANGE": _TEXT,
     "PEXPIRE": _NUMBER,
     "PTTL": _NUMBER,
     "SCAN": _PAGE,
-    "SET": ("a text or nothing", _is_text_or_none),
-    "STRLEN": ("a size", _is_size),
+    "SET": ("a text or nothing", _of(bytes | None)),
+    "STRLEN": ("a size", lambda answer, keys: _is_int(answer, keys) and answer >= 0),
     "TIME": ("seconds and microseconds", _is_time),
     "UNLINK": _NUMBER,
 }
@@ -165,7 +147,7 @@ _OF_SCRIPTS: dict[str, tuple[str, _Shape]] = {SCAN_SHORT: _PAGE} | {
         CLAIM: _HEADS,
         DELETE: _HEADS,
         CLEAR: _HEADS,
-        DESCRIBE: ("first bytes, size and time of each key", _are_described),
+        DESCRIBE: ("first bytes, size and time of each key", _rows_of(tuple[bytes, int, int])),
         TOUCH: ("names and first bytes", _are_touched),
         SWAP: _NUMBER,
         RENEW: _NUMBER,

@@ -2,6 +2,11 @@
 """`opened_connection`: a connection to a Redis server as redis-py makes it (TLS, login, parsing),
 with every limit set by us.
 
+`Metered` is its socket, with a limit of time and of bytes for each exchange; `packed` writes
+commands, many in one piece: redis-py packs them one by one, each as generally as its clients need
+it, and sends them in pieces of 6 KB, which for the three hundred reads of a restore takes longer
+than reading the answers.
+
 `Node` in `server_exchange.py` keeps them.  A new one can leave its login to be sent with the first
 commands, which saves a start one turn.
 """
@@ -10,6 +15,8 @@ from __future__ import annotations
 
 import inspect
 import socket
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from redis.backoff import NoBackoff
@@ -22,24 +29,100 @@ from redis.connection import (
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from bundler.backends.redis.command_packing import Word
-from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
+from bundler.backends.redis.reply_errors import OverlongReply
 from bundler.backends.redis.reply_parser import ReplyParser
 from bundler.backends.redis.url_settings import RedisSettings
 
+# An exchange may take `timeout_s`, and as much longer as its bytes take at this pace.  A server
+# that trickles is given up.
+BYTES_PER_S = 10_000_000
+# All answers of an exchange together, where the caller does not say: far more than a page of a
+# listing has.
+REPLY_BYTES = 16 * 1024 * 1024
 # A buffer of so much is filled with zeros for each connection.
 READ_BYTES = 64 * 1024
 # Told so, a release of redis-py that has this argument does not read its own version from disk,
 # which takes 2 ms of a start.
-_UNNAMED: dict[str, Any] = (
-    {"driver_info": None}
-    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
-    else {}
-)
+_TAKEN = inspect.signature(AbstractConnection.__init__).parameters.keys()
+_UNNAMED: dict[str, Any] = dict.fromkeys({"driver_info"} & _TAKEN)
+#: What a command is made of.
+Word: TypeAlias = str | bytes | int
+# A value of this size is sent as it is, and not copied beside what is around it.
+_LARGE_BYTES = 64 * 1024
 
 #: A connection of one of the three classes below; `Any`, since redis-py annotates only some of
 #: their methods.
 Connected: TypeAlias = Any
+
+
+class Metered:
+    """A socket whose waits and bytes count against one allowance, which `begin` gives anew.
+
+    Bytes that trickle in do not prolong the time.  Bytes are counted where they come in: a parser
+    would keep all of a value, whatever size it has, before anybody could refuse it.
+
+    Args:
+        sock: the socket.
+        timeout_s: for one exchange.
+    """
+
+    def __init__(self, sock: Any, timeout_s: float) -> None:
+        self._sock, self._timeout_s = sock, timeout_s
+        self._pause_s = timeout_s
+        self.begin(REPLY_BYTES)
+
+    def begin(self, most_bytes: int) -> None:
+        """Start the allowance anew, with so many bytes of answers."""
+        self._until, self._left_bytes = time.monotonic() + self._timeout_s, most_bytes
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Do not wait longer than this for the next bytes; a parser that only looks whether there
+        are any says 0.
+        """
+        self._pause_s = self._timeout_s if seconds is None else seconds
+
+    def recv(self, *args: Any) -> bytes:
+        """Receive, as `socket.recv`."""
+        self._wait()
+        data: bytes = self._sock.recv(*args)
+        self._received(len(data))
+        return data
+
+    def expect(self, count: int) -> None:
+        """Refuse an answer that is announced to be longer than what is left of the allowance."""
+        if count > self._left_bytes:
+            raise OverlongReply(
+                "the server sends more than was asked for; somebody stored values that are none of"
+                " ours"
+            )
+
+    def spend(self, count: int) -> None:
+        """Take memory that is not bytes received, as elements of arrays are, from the allowance."""
+        self.expect(count)
+        self._left_bytes -= count
+
+    def _received(self, count: int) -> None:
+        self._until += count / BYTES_PER_S
+        self.spend(count)
+
+    def sendall(self, data: Any) -> None:
+        """Send, as `socket.sendall`."""
+        self._until += len(data) / BYTES_PER_S
+        self._wait()
+        self._sock.sendall(data)
+
+    def _wait(self) -> None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the time for this exchange is over")
+        # A parser restores the whole time limit when it has looked, and in a long answer more than
+        # that may be left.
+        self._sock.settimeout(
+            left_s if self._pause_s >= self._timeout_s else min(left_s, self._pause_s)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
 
 
 class _Once(Retry):
@@ -200,3 +283,19 @@ def answer_of(connection: Connected) -> Any:
         return connection.read_response()
     except ResponseError as error:
         return error
+
+
+def packed(commands: Iterable[Sequence[Word]]) -> list[bytes]:
+    """Return what is sent for some commands, in pieces."""
+    pieces: list[bytes] = []
+    small: list[bytes] = []
+    for words in commands:
+        small.append(b"*%d\r\n" % len(words))
+        for word in words:
+            data = word if isinstance(word, bytes) else str(word).encode()
+            if len(data) < _LARGE_BYTES:
+                small.append(b"$%d\r\n%b\r\n" % (len(data), data))
+            else:
+                pieces += [b"%b$%d\r\n" % (b"".join(small), len(data)), data]
+                small = [b"\r\n"]
+    return [*pieces, b"".join(small)]

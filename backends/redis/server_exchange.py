@@ -22,9 +22,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.batches import batches
-from bundler.backends.redis.command_packing import Word, packed
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
-from bundler.backends.redis.metered_socket import REPLY_BYTES
 from bundler.backends.redis.reply_errors import (
     OverlongReply,
     errors_by_meaning,
@@ -32,7 +30,14 @@ from bundler.backends.redis.reply_errors import (
     meaning,
 )
 from bundler.backends.redis.reply_shapes import check_answer
-from bundler.backends.redis.server_connections import Connected, answer_of, opened_connection
+from bundler.backends.redis.server_connections import (
+    REPLY_BYTES,
+    Connected,
+    Word,
+    answer_of,
+    opened_connection,
+    packed,
+)
 from bundler.backends.redis.url_settings import RedisSettings
 
 # What the protocol adds to a value.

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
-from bundler.backends.redis.schemes import SCHEMES
+from bundler.backends.redis import SCHEMES
 
 EXPECTED = (
     "redis://[user:password@]host[:port][/db], rediss://… with TLS, unix:///path/to/socket, "
@@ -60,7 +60,7 @@ class RedisSettings:
         ttl_s: how long a tag or manifest stays after its last use.
         connect_timeout_s: time for one attempt to connect.
         timeout_s: time for one exchange, besides the time that its bytes take; see
-            `metered_socket.BYTES_PER_S`.
+            `server_connections.BYTES_PER_S`.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()
@@ -105,11 +105,8 @@ def shown(url: str) -> str:
     authority, path, tail = _AUTHORITY.fullmatch(rest).groups()  # type: ignore[union-attr]
     host = authority.rpartition("@")[2]
     # An @ further on may end a password that was not quoted.
-    if (
-        "@" in path + tail
-        or (scheme.lower() == "unix") == bool(host)
-        or not (_HOSTS.fullmatch(host) or not host)
-    ):
+    is_place = _HOSTS.fullmatch(host) if host else True
+    if "@" in path + tail or (scheme.lower() == "unix") == bool(host) or not is_place:
         return f"{scheme.lower()}://{HIDDEN}"
     return f"{scheme.lower()}://{host}{path}"
 
@@ -123,10 +120,8 @@ def parse(url: str, options: Mapping[str, Any]) -> RedisSettings:
     parts = _split(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     values: dict[str, Any] = {**_place(url, parts), **_who(parts.netloc)}
-    values.update(_checked(url, dict(query)))
-    values.update(
-        _checked(url, {name: value for name, value in options.items() if value is not None})
-    )
+    values |= _checked(url, dict(query))
+    values |= _checked(url, {name: value for name, value in options.items() if value is not None})
     if len({name for name, _ in query}) != len(query):
         raise BadSettings(f"{shown(url)}: a setting is given twice")
     settings = RedisSettings(**values)
@@ -156,11 +151,8 @@ def _split(url: str) -> SplitResult:
         parts = SplitResult("", "", "", "", "")
     # The parser drops line breaks.  Of what may be a piece of a password, later messages would show
     # it.
-    if (
-        not shown(url).startswith(f"{parts.scheme}://")
-        or parts.fragment
-        or shown(url).endswith(HIDDEN)
-    ):
+    known = shown(url)
+    if not known.startswith(f"{parts.scheme}://") or parts.fragment or known.endswith(HIDDEN):
         raise BadSettings(
             f"not a Redis store: {shown(url)}; expected {EXPECTED}; / ? # @ in a password are"
             " written %2F %3F %23 %40"

@@ -58,11 +58,7 @@ class ObjectContract(ContractHooks):
         items = {"a": b"x" * size, "b": b"y" * (size + 1), "c": b""}
         backend.put(items)
         found = backend.get_within(dict.fromkeys(items, size))
-        assert {key: isinstance(value, Unread) for key, value in found.items()} == {
-            "a": False,
-            "b": True,
-            "c": False,
-        }
+        assert {key for key, value in found.items() if isinstance(value, Unread)} == {"b"}
         assert found == items | {"b": b"y" * BEGINNING_BYTES}
         assert backend.get_within(dict.fromkeys(items, size + 1)) == items
         assert backend.exists(items) == items.keys()
@@ -108,14 +104,8 @@ class ObjectContract(ContractHooks):
         """Every batched call takes an empty batch."""
         backend.put({"a": b"1"})
         backend.touch([])
-        answers = [
-            backend.get([]),
-            backend.put({}),
-            backend.exists([]),
-            backend.delete([]),
-            backend.delete([], 0.0),
-        ]
-        assert answers == [{}, frozenset(), frozenset(), frozenset(), frozenset()]
+        answers = [backend.put({}), backend.exists([]), backend.delete([]), backend.delete([], 0.0)]
+        assert (backend.get([]), set(answers)) == ({}, {frozenset()})
         assert backend.get(["a"]) == {"a": b"1"}
 
     def test_large_batches_are_whole(self, backend: Backend) -> None:
@@ -150,20 +140,13 @@ class ObjectContract(ContractHooks):
             {"a": len(data), "b": len(data) - 1, "c": 0, "d": 0, "absent": 5}
         )
         assert found.keys() == {"a", "b", "c", "d"}
-        assert (found["a"], found["c"], type(found["a"]), type(found["c"])) == (
-            data,
-            b"",
-            bytes,
-            bytes,
-        )
+        assert (found["a"], found["c"]) == (data, b"")
+        assert {type(found["a"]), type(found["c"])} == {bytes}
         for key, most in (("b", len(data) - 1), ("d", 0)):
             value = found[key]
             assert isinstance(value, Unread)
-            assert (value[:], value.size_bytes, value.max_bytes) == (
-                data[:BEGINNING_BYTES],
-                len(data),
-                most,
-            )
+            assert value[:] == data[:BEGINNING_BYTES]
+            assert (value.size_bytes, value.max_bytes) == (len(data), most)
             assert f"{len(data):,} bytes, expected at most {most:,}" in value.why
         assert backend.get_within({}) == {}
         assert self.peek(backend, "b") == data

@@ -9,39 +9,40 @@ from __future__ import annotations
 import click
 
 import bundler
-from bundler.cli.build import build
-from bundler.cli.capture_command import capture
-from bundler.cli.command import Commands, example, talk_options
-from bundler.cli.comparison import diff, merge
+from bundler.cli.builds.build import build
+from bundler.cli.builds.capture_command import capture
+from bundler.cli.builds.generate import generate_command
+from bundler.cli.builds.run import run
+from bundler.cli.bundles.comparison import diff, merge
+from bundler.cli.bundles.extraction import extract
+from bundler.cli.bundles.inspection import inspect, verify
+from bundler.cli.bundles.signatures import key, sign
+from bundler.cli.bundles.tune import tune
+from bundler.cli.command import TALK_OPTIONS, group
 from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
 from bundler.cli.explain import explain
-from bundler.cli.extraction import extract
-from bundler.cli.generate import generate_command
-from bundler.cli.image_commands import oci
-from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.report.report_command import report
 from bundler.cli.restore import restore
-from bundler.cli.run import run
-from bundler.cli.serve_command import serve
 from bundler.cli.settings_command import config_command
 from bundler.cli.shell_setup import completion, man
-from bundler.cli.signatures import key, sign
-from bundler.cli.store_upkeep import prune, stats
-from bundler.cli.sync_command import sync
-from bundler.cli.top_command import top
-from bundler.cli.transfer import pull, push, tags
-from bundler.cli.tune import tune
+from bundler.cli.stores.image_commands import oci
+from bundler.cli.stores.serve_command import serve
+from bundler.cli.stores.store_upkeep import prune, stats
+from bundler.cli.stores.sync_command import sync
+from bundler.cli.stores.top_command import top
+from bundler.cli.stores.transfer import pull, push, tags
 
 
-@click.group(
-    cls=Commands,
-    short_help="Compiled Triton kernels in one file, and back where the next process finds them.",
+@group(
+    "Compiled Triton kernels in one file, and back where the next process finds them.",
+    "demo",
+    "run -o model.tbundle -- python train.py",
+    "restore model.tbundle",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=example("demo", "run -o model.tbundle -- python train.py", "restore model.tbundle"),
+    params=[*TALK_OPTIONS],
 )
-@talk_options
 @click.version_option(bundler.__version__, "--version", message="triton-bundler %(version)s")
 def app() -> None:
     """Pack compiled Triton kernels into one file, and put them back where the next process finds
@@ -52,36 +53,10 @@ def app() -> None:
     """
 
 
-for command in (
-    demo,
-    run,
-    build,
-    generate_command,
-    capture,
-    tune,
-    pack,
-    restore,
-    inspect,
-    report,
-    extract,
-    verify,
-    diff,
-    merge,
-    push,
-    pull,
-    tags,
-    stats,
-    prune,
-    sync,
-    serve,
-    top,
-    oci,
-    sign,
-    key,
-    explain,
-    doctor,
-    config_command,
-    completion,
-    man,
-):
+# In the order in which a newcomer meets them.
+_KERNELS = (demo, run, build, generate_command, capture, tune, pack, restore)
+_BUNDLES = (inspect, report, extract, verify, diff, merge)
+_STORES = (push, pull, tags, stats, prune, sync, serve, top, oci)
+_MACHINE = (sign, key, explain, doctor, config_command, completion, man)
+for command in (*_KERNELS, *_BUNDLES, *_STORES, *_MACHINE):
     app.add_command(command)

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reports`, `talk_options`, `Commands`: what all commands share: `--json`, `--quiet` and
-`--verbose`, errors as one line, the exit status.
+"""`command`, `option`, `Commands`: what all commands share: how options are written, `--json`,
+`--quiet` and `--verbose`, errors as one line, the exit status.
 
-Every module of a command decorates its function with `reports`; `app.py` makes the group of
+`to_bytes`, `to_seconds` and `to_grace` read sizes and durations: `500MB`, `2GiB`, `36h`, `7d`.
+
+Every module of a command decorates its function with `command`; `app.py` makes the group of
 `Commands`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -19,6 +22,7 @@ from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError, ConfigError
+from bundler.format.entries import Target
 from bundler.integrations.metrics_export import begin_metrics
 from bundler.user_warnings import warn
 
@@ -46,29 +50,107 @@ _WITHOUT_SETTINGS = frozenset(
 )
 F = TypeVar("F", bound=Callable[..., Any])
 
-keep_option = click.option(
-    "--keep",
-    type=click.Choice(["all", "launch"]),
-    default="all",
-    show_default=True,
-    help="Everything, or only what a launch needs: device binary and metadata.",
-)
-strip_option = click.option(
-    "--strip",
-    type=click.Choice(["source"]),
-    help=(
-        "Take out what tells of where and from what kernels were compiled: texts, debug"
-        " information, paths."
-    ),
-)
-output_option = click.option(
-    "-o", "--output", required=True, metavar="FILE", help="The bundle to write."
+
+_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
+_QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-z]*)", re.IGNORECASE | re.ASCII)
+
+_Callback = Callable[[click.Context, click.Parameter, str | None], int | None]
+
+
+def _quantity(what: str, units: Mapping[str, int], expected: str) -> _Callback:
+    """Return an option's callback that makes a number of the smallest unit of its text; anything
+    else is a usage error.
+    """
+
+    def convert(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+        if text is None:
+            return None
+        match = _QUANTITY.fullmatch(text)
+        factor = units.get(match[2].lower()) if match else None
+        if match is None or factor is None:
+            raise click.BadParameter(f"{text!r} is not a {what}; write {expected}")
+        return round(float(match[1]) * factor)
+
+    return convert
+
+
+to_bytes = _quantity("size", _BYTES, "500MB, 2GiB or a number of bytes")
+to_seconds = _quantity("duration", _SECONDS, "90s, 30min, 36h, 7d or 2w")
+# Where a plain number can only mean seconds.
+to_grace = _quantity(
+    "duration", {"": 1, **_SECONDS}, "a number of seconds, 90s, 30min, 36h, 7d or 2w"
 )
 
 
 def example(*lines: str) -> str:
     """Return the epilog of a command's help; click keeps its lines as they are."""
     return "\b\nExample:\n" + "\n".join(f"  triton-bundler {line}" for line in lines)
+
+
+def option(*words: str, **settings: Any) -> Callable[[F], F]:
+    """Add an option: `option("-o", "--output FILE", "The bundle to write.", required=True)`.
+
+    Args:
+        words: its names, of which the last long one may be followed by what stands for its value
+            in the help; perhaps the parameter's name; and the help. A default is shown in it.
+        settings: as for `click.option`.
+    """
+    *names, text = words
+    values = [value for _, _, value in (name.partition(" ") for name in names) if value]
+    settings.setdefault("metavar", values[-1] if values else None)
+    settings.setdefault("show_default", bool(settings.get("default")))
+    return click.option(*(name.partition(" ")[0] for name in names), help=text, **settings)
+
+
+# An option without a value, and one that may be given several times.
+flag = functools.partial(option, is_flag=True)
+repeated = functools.partial(option, multiple=True)
+
+keep_option = option(
+    "--keep",
+    "Everything, or only what a launch needs: device binary and metadata.",
+    type=click.Choice(["all", "launch"]),
+    default="all",
+)
+strip_option = option(
+    "--strip",
+    "Take out what tells of where and from what kernels were compiled: texts, debug information,"
+    " paths.",
+    type=click.Choice(["source"]),
+)
+output_option = option("-o", "--output FILE", "The bundle to write.", required=True)
+signing_key_option = option(
+    "--key FILE",
+    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
+)
+
+
+def _parse_targets(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Target, ...]:
+    """Read what `--target` was given, each once."""
+    try:
+        return tuple(dict.fromkeys(map(Target.parse, texts)))
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from error
+
+
+def targets_option(verb: str = "Compile", **settings: Any) -> Callable[[F], F]:
+    """Return the option `--target` of a command that makes kernels."""
+    text = f"{verb} for T, such as cuda:90 or hip:gfx942; repeat for several."
+    return repeated("--target T", "targets", text, callback=_parse_targets, **settings)
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
@@ -78,29 +160,45 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
         context.meta[f"{_META}.{option.name}"] = True
 
 
-def talk_options(function: F) -> F:
-    """Add the options that say how much is told beside the result."""
+# The options that say how much is told beside the result.
+TALK_OPTIONS = [
+    click.Option(names, is_flag=True, expose_value=False, callback=_remember, help=text)
     for names, text in (
-        (("--no-progress",), "Show no progress bars."),
-        (("-v", "--verbose"), "Also print what the package logs, on standard error."),
-        (("-q", "--quiet"), "Print nothing but errors."),
-    ):
-        function = click.option(
-            *names, is_flag=True, expose_value=False, callback=_remember, help=text
-        )(function)
-    return function
+        (["-q", "--quiet"], "Print nothing but errors."),
+        (["-v", "--verbose"], "Also print what the package logs, on standard error."),
+        (["--no-progress"], "Show no progress bars."),
+    )
+]
+_JSON = click.Option(
+    [JSON_OPTION, "as_json"], is_flag=True, help="Print one JSON object instead of text."
+)
 
 
-def reports(function: Callable[..., int]) -> Callable[..., None]:
-    """Make a click callback of a function that gets a `Screen` and its options and returns the exit
+def command(
+    short_help: str, *examples: str, group: click.Group | None = None, **settings: Any
+) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Make a command of a function that gets a `Screen` and its options and returns the exit
     status.
+
+    Args:
+        short_help: what the list of commands says of it.
+        examples: shown at the end of its help, each without the program's name.
+        group: what it is a command of; None for the program itself, whose list is in `app.py`.
+        settings: as for `click.command`.
     """
 
-    @click.option(
-        JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text."
-    )
-    @talk_options
-    @click.pass_context
+    def decorate(function: Callable[..., int | None]) -> click.Command:
+        make = click.command if group is None else group.command
+        made = make(short_help=short_help, epilog=example(*examples), **settings)(
+            click.pass_context(_reporting(function))
+        )
+        made.params += [_JSON, *TALK_OPTIONS]
+        return made
+
+    return decorate
+
+
+def _reporting(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def callback(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
         quiet, verbose, no_progress = (
@@ -112,10 +210,12 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
                 begin_metrics()
-                if _first_word(context) not in _WITHOUT_SETTINGS:
-                    _warn_of_unknown_variables()
-                status = function(screen, **options)
-                if _first_word(context) not in _WITHOUT_SETTINGS:
+                set_up = _first_word(context) not in _WITHOUT_SETTINGS
+                unknown = config.unknown_words() if set_up else None
+                if unknown is not None:
+                    warn(unknown)
+                status = function(screen, **options) or FINE
+                if set_up:
                     _warn_of_wrong_settings()
             except BundlerError as error:
                 screen.fail(error)
@@ -130,13 +230,6 @@ def _first_word(context: click.Context) -> str | None:
     while context.parent is not None and context.parent.parent is not None:
         context = context.parent
     return context.info_name
-
-
-def _warn_of_unknown_variables() -> None:
-    """Warn of environment variables that begin like this package's and are none of them."""
-    unknown = config.unknown_words()
-    if unknown is not None:
-        warn(unknown)
 
 
 def _warn_of_wrong_settings() -> None:
@@ -162,16 +255,29 @@ class Commands(click.Group):
         """Remember whether `--json` was asked for, since an error may end the parsing before it is
         seen.
         """
-        ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
+        if ctx.parent is None:
+            ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; a usage error is an object, too, where `--json` was asked for."""
+        """Run a command; a usage error is an object, too, where `--json` was asked for, which a
+        group in a group leaves to the outer one.
+        """
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            if ctx.meta[_WANTS_JSON]:
+            if ctx.parent is None and ctx.meta[_WANTS_JSON]:
                 click.echo(
                     wording.to_json({"error": {"code": "usage", "message": error.format_message()}})
                 )
             raise
+
+
+def group(
+    short_help: str, *examples: str, name: str | None = None, **settings: Any
+) -> Callable[[Callable[[], None]], click.Group]:
+    """Make a group of commands of a function whose docstring is its help; arguments as for
+    `command`.
+    """
+    epilog = example(*examples)
+    return click.group(name, cls=Commands, short_help=short_help, epilog=epilog, **settings)

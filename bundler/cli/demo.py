@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
 from bundler.cli.pack import check_output
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import report_page
@@ -74,16 +75,6 @@ exit 1
 """
 
 
-@dataclass(frozen=True)
-class CompileReport:
-    """What Triton's listener said of one compile call in the second process."""
-
-    key: str
-    name: str
-    hit: bool
-    ms: float
-
-
 def _check_targets(
     _context: click.Context, _option: click.Parameter, targets: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -93,35 +84,28 @@ def _check_targets(
     return tuple(dict.fromkeys(targets))
 
 
-@click.command(
-    short_help="See it work: compile, bundle, restore, recompile nothing.",
-    epilog=example("demo", "demo --target cuda:80 --keep-dir"),
+@command(
+    "See it work: compile, bundle, restore, recompile nothing.",
+    "demo",
+    "demo --target cuda:80 --keep-dir",
 )
-@click.option(
-    "--target",
+@repeated(
+    "--target T",
     "targets",
-    multiple=True,
-    metavar="T",
+    "Compile for T, GPU or not; repeat for several.",
     default=DEFAULT_TARGETS,
-    show_default=True,
     callback=_check_targets,
-    help="Compile for T, GPU or not; repeat for several.",
 )
-@click.option(
+@flag(
     "--keep-dir",
-    is_flag=True,
-    help=(
-        "Keep the bundle and the restored directory, and say where; else they are deleted, and that"
-        " is said."
-    ),
+    "Keep the bundle and the restored directory, and say where; else they are deleted, and that"
+    " is said.",
 )
-@click.option(
-    "--report",
+@option(
+    "--report FILE",
     "report_path",
-    metavar="FILE",
-    help="Also write the page that the report command makes of the bundle.",
+    "Also write the page that the report command makes of the bundle.",
 )
-@reports
 def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: str | None) -> int:
     """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again:
     nothing.
@@ -139,7 +123,7 @@ def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: 
     def run() -> int:
         with os_errors(folder, "make"):
             folder.mkdir(0o700)
-        return _Demo(screen, folder, targets, kept=keep_dir, report_path=report_path).run()
+        return _Demo(screen, folder, targets, keep_dir, report_path).run()
 
     if not keep_dir:
         return cleaned_up(run, lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -151,42 +135,38 @@ def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: 
         raise
 
 
+@dataclass(frozen=True)
 class _Demo:
     """The steps, in a folder of their own."""
 
-    def __init__(
-        self,
-        screen: Screen,
-        folder: Path,
-        targets: tuple[str, ...],
-        *,
-        kept: bool,
-        report_path: str | None,
-    ) -> None:
-        self.screen, self.folder, self.targets, self.kept, self.report_path = (
-            screen,
-            folder,
-            targets,
-            kept,
-            report_path,
-        )
-        self.bundle_path = folder / "demo.tbundle"
-        self.first, self.second = folder / "first", folder / "second"
-        self.watch = PtxasWatch(folder)
+    screen: Screen
+    folder: Path
+    targets: tuple[str, ...]
+    kept: bool
+    report_path: str | None
+
+    @property
+    def bundle_path(self) -> Path:
+        """Where the first process writes the bundle."""
+        return self.folder / "demo.tbundle"
 
     def run(self) -> int:
         """Record, move, count; returns the exit status."""
         self.record()
+        watch = PtxasWatch(self.folder)
         with Bundle.load(self.bundle_path) as bundle:
             restored = self.restore(bundle)
-            heard = self.compile_again()
-            return self.conclude(bundle, restored, heard)
+            heard = self.compile_again(watch)
+            return self.conclude(bundle, restored, heard, watch)
 
     def record(self) -> None:
         """Compile in a first process, under a recording."""
         where = ", ".join(self.targets)
         seconds = self.in_child(
-            "demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}"
+            "demo_record.py",
+            self.bundle_path,
+            environment(self.folder / "first"),
+            f"compiling for {where}",
         )
         size = self.bundle_path.stat().st_size
         self.screen.line(
@@ -198,37 +178,35 @@ class _Demo:
         """Remove the first directory, restore into a second, and return how many kernels
         are there.
         """
-        shutil.rmtree(self.first)
+        shutil.rmtree(self.folder / "first")
         self.screen.line("2  deleted the cache directory of the first process")
         # Everything: the kernels are for targets that this machine need not have.
-        report = bundler.restore(bundle, self.second, only="all")
+        report = bundler.restore(bundle, self.folder / "second", only="all")
         self.screen.line(
             f"3  restored {wording.count(report.usable, 'kernel')} into another directory, in "
             f"{wording.duration(report.seconds)}"
         )
         return report.usable
 
-    def compile_again(self) -> list[CompileReport]:
+    def compile_again(self, watch: PtxasWatch) -> list[dict[str, Any]]:
         """Compile the same kernels in a second process that finds the restored directory, and a
-        ptxas that refuses.
+        ptxas that refuses; returns what Triton's listener said of each compile call.
         """
         output = self.folder / "heard.json"
-        env = environment(self.second, self.watch.variables)
+        env = environment(self.folder / "second", watch.variables)
         seconds = self.in_child("demo_check.py", output, env, "compiling again")
-        heard = [
-            CompileReport(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"])
-            for h in json.loads(output.read_bytes())
-        ]
+        heard: list[dict[str, Any]] = json.loads(output.read_bytes())
+        hits = sum(one["hit"] for one in heard)
         self.screen.line(
             f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}:"
-            f" Triton's own listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and"
-            f" {wording.count(sum(not h.hit for h in heard), 'compile')}"
+            f" Triton's own listener heard {wording.count(hits, 'hit')} and"
+            f" {wording.count(len(heard) - hits, 'compile')}"
         )
         if any(target.startswith("cuda") for target in self.targets):
-            self.watch.require_asked()
+            watch.require_asked()
             self.screen.line(
                 "   its ptxas would have refused: it was asked to assemble"
-                f" {wording.count(self.watch.calls()[1], 'time')}"
+                f" {wording.count(watch.calls()[1], 'time')}"
             )
         if any(target.startswith("hip") for target in self.targets):
             self.screen.line(
@@ -247,31 +225,33 @@ class _Demo:
             )
         return time.monotonic() - started
 
-    def conclude(self, bundle: Bundle, restored: int, heard: list[CompileReport]) -> int:
+    def conclude(
+        self, bundle: Bundle, restored: int, heard: list[dict[str, Any]], watch: PtxasWatch
+    ) -> int:
         """Print the table and the count; returns the exit status."""
-        found = {one.key: one.ms for one in heard if one.hit}
+        found = {kernel_key(one["hash"]): one["ms"] for one in heard if one["hit"]}
         recorded = {kernel.key for kernel in bundle.kernels}
-        compiled = {one.key for one in heard if not one.hit} | recorded - found.keys()
+        compiled = {kernel_key(one["hash"]) for one in heard if not one["hit"]}
+        compiled |= recorded - found.keys()
         total = len(recorded | found.keys() | compiled)
-        rows = [
-            _Row(kernel, _compile_ms(bundle, kernel), found.get(kernel.key))
-            for kernel in bundle.kernels
-        ]
+        rows = [_facts(bundle, kernel, found.get(kernel.key)) for kernel in bundle.kernels]
+        warps = [str(kernel.spec.num_warps) for kernel in bundle.kernels]
         self.screen.line()
-        self.screen.table(COLUMNS, [row.cells() for row in rows])
+        self.screen.table(COLUMNS, map(_cells, rows, warps))
         self.screen.line()
         if rows and found:
             self.screen.line(
-                f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
-                f"{sum(found.values()):,.0f} ms to find; with {heard[0].name}, the first kernel of "
-                "each process, Triton also read its own files, whose hash is part of every key"
+                f"in all {sum(row['compile_ms'] or 0 for row in rows):,.0f} ms to compile and "
+                f"{sum(found.values()):,.0f} ms to find; with {heard[0]['name']}, the first kernel"
+                " of each process, Triton also read its own files, whose hash is part of every key"
             )
-        versions, assembled = self.watch.calls()
+        versions, assembled = watch.calls()
         size = self.bundle_path.stat().st_size
         if self.report_path is not None:
             page = report_page((self.bundle_path.name, bundle), sources=SourceFolder(FOLDER))
             replace_content(self.report_path, page.text.encode())
         self.tell_where()
+        hits = sum(one["hit"] for one in heard)
         self.screen.finish(
             {
                 "recompiled": len(compiled),
@@ -280,10 +260,10 @@ class _Demo:
                 "digest": bundle.digest,
                 "size_bytes": size,
                 "restored": restored,
-                "hits": sum(one.hit for one in heard),
-                "compiles": sum(not one.hit for one in heard),
+                "hits": hits,
+                "compiles": len(heard) - hits,
                 "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
-                "kernels": [row.facts() for row in rows],
+                "kernels": rows,
                 "directory": str(self.folder) if self.kept else None,
                 "report": self.report_path,
             }
@@ -309,38 +289,25 @@ class _Demo:
             )
 
 
-def _compile_ms(bundle: Bundle, kernel: Kernel) -> float | None:
+def _facts(bundle: Bundle, kernel: Kernel, hit_ms: float | None) -> dict[str, Any]:
     seen = bundle.observed.kernels.get(kernel.key)
-    return wording.milliseconds(seen.times_us) if seen is not None else None
+    return {
+        **wording.kernel_facts(kernel),
+        "binary_bytes": kernel.binary.size,
+        "compile_ms": wording.milliseconds(seen.times_us) if seen is not None else None,
+        "hit_ms": None if hit_ms is None else round(hit_ms, 3),
+    }
 
 
-@dataclass(frozen=True)
-class _Row:
-    kernel: Kernel
-    compile_ms: float | None
-    hit_ms: float | None
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the table's cells."""
-        return (
-            self.kernel.name,
-            str(self.kernel.target),
-            str(self.kernel.spec.num_warps),
-            wording.size(self.kernel.binary.size),
-            "-" if self.compile_ms is None else f"{self.compile_ms:,.0f} ms",
-            "compiled" if self.hit_ms is None else f"{self.hit_ms:.1f} ms",
-        )
-
-    def facts(self) -> dict[str, object]:
-        """Return the same for `--json`."""
-        return {
-            "key": self.kernel.key,
-            "name": self.kernel.name,
-            "target": str(self.kernel.target),
-            "binary_bytes": self.kernel.binary.size,
-            "compile_ms": self.compile_ms,
-            "hit_ms": None if self.hit_ms is None else round(self.hit_ms, 3),
-        }
+def _cells(row: dict[str, Any], warps: str) -> tuple[str, ...]:
+    return (
+        row["name"],
+        row["target"],
+        warps,
+        wording.size(row["binary_bytes"]),
+        "-" if row["compile_ms"] is None else f"{row['compile_ms']:,.0f} ms",
+        "compiled" if row["hit_ms"] is None else f"{row['hit_ms']:.1f} ms",
+    )
 
 
 def environment(cache_dir: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:

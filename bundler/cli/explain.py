@@ -15,63 +15,55 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
-from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
+from bundler.cli.command import command, flag, option, repeated
+from bundler.cli.stores.store_options import (
+    TIERS_HELP,
+    from_environment,
+    open_stores,
+    stores_option,
+)
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.trees.tree_comparison import counted, explain_trees
-from bundler.toolchain.inductor_caches import expected_compiler
+from bundler.toolchain.inductor.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run
     from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _TAB = 4
+# Trees there, and trees here.
+_SIDES = 2
 
 
-@click.command(
-    short_help="Say why a kernel was compiled although others were recorded.",
-    epilog=example(
-        "explain --last",
-        "explain --name 'matmul*'",
-        "explain GYVP3J7R",
-        "explain --last --bundle model.tbundle",
-        "explain --tree server.tbundle",
-        "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
-    ),
+@command(
+    "Say why a kernel was compiled although others were recorded.",
+    "explain --last",
+    "explain --name 'matmul*'",
+    "explain GYVP3J7R",
+    "explain --last --bundle model.tbundle",
+    "explain --tree server.tbundle",
+    "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
 )
 @click.argument("key", required=False, metavar="[KEY]")
-@click.option(
-    "--last",
-    is_flag=True,
-    help="All that the latest process compiled, with its forks and what it started.",
-)
-@click.option("--name", metavar="GLOB", help="Kernels of this name.")
-@click.option(
-    "--tree",
+@flag("--last", "All that the latest process compiled, with its forks and what it started.")
+@option("--name GLOB", "Kernels of this name.")
+@repeated(
+    "--tree BUNDLE|NAME=DIR",
     "sources",
-    multiple=True,
-    metavar="BUNDLE|NAME=DIR",
-    help=(
-        "Trees of servers' caches, beside this machine; given twice, those of the second beside"
-        " those of the first."
-    ),
+    "Trees of servers' caches, beside this machine; given twice, those of the second beside"
+    " those of the first.",
 )
-@click.option(
-    "--bundle",
+@repeated(
+    "--bundle BUNDLE|DIR",
     "bundles",
-    multiple=True,
-    metavar="BUNDLE|DIR",
-    help=(
-        "Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no"
-        " store."
-    ),
+    "Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no"
+    " store.",
 )
 @fact_option
 @family_file_option
 @stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
-@reports
 def explain(
     screen: Screen,
     key: str | None,
@@ -83,7 +75,7 @@ def explain(
     family_files: tuple[str, ...],
     *,
     last: bool,
-) -> int:
+) -> None:
     """Say what differs between a kernel that was compiled here and the nearest that was recorded
     before.
 
@@ -96,18 +88,12 @@ def explain(
     and which of the factors that vLLM's hash is made of differ between two.
     """
     if sources:
-        if (
-            key is not None
-            or name is not None
-            or last
-            or urls
-            or bundles
-            or len(sources) > len(("there", "here"))
-        ):
+        if key is not None or name is not None or last or urls or bundles or len(sources) > _SIDES:
             raise click.UsageError(
                 "--tree is a question of its own, of one or two bundles or directories"
             )
-        return _explain_trees(screen, sources, tree_options(facts, family_files))
+        _explain_trees(screen, sources, tree_options(facts, family_files))
+        return
     from bundler.integrations.explanations import explain as explain_kernels
     from bundler.integrations.explanations import explain_run, latest_run
 
@@ -146,31 +132,23 @@ def explain(
     rows = [
         {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
     ]
-    screen.finish(
-        {
-            "kernels": rows,
-            "graph_compiler": compiler,
-            **({"run": _facts(run)} if run is not None else {}),
-        }
-    )
-    return FINE
+    more = {"run": _facts(run)} if run is not None else {}
+    screen.finish({"kernels": rows, "graph_compiler": compiler, **more})
 
 
 def _listed(explanation: Explanation) -> list[dict[str, Any]]:
     return [{**dataclasses.asdict(one), "part": one.part} for one in explanation.differences]
 
 
-def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> int:
+def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> None:
     found = explain_trees(*map(os.path.expanduser, sources), trees=options)
     for one in found:
         screen.line(wording.plain(one.sentence))
         if one.unknown:
             screen.line(f"  not known: {wording.plain(', '.join(one.unknown))}")
     screen.done(counted(found))
-    screen.finish(
-        {"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]}
-    )
-    return FINE
+    rows = [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]
+    screen.finish({"trees": rows})
 
 
 def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:

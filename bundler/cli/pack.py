@@ -14,7 +14,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, keep_option, output_option, reports, strip_option
+from bundler.cli.command import command, keep_option, option, output_option, strip_option
 from bundler.cli.terminal import Column, Screen
 from bundler.cli.tree_choices import (
     fact_option,
@@ -29,7 +29,7 @@ from bundler.format.binaries.source_stripping import Strip
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container import ZSTD_LEVEL
-from bundler.format.entries import Opaque, entry_artifacts
+from bundler.format.entries import entry_artifacts
 from bundler.format.program_paths import is_cache_path, is_program_path
 from bundler.format.writer import HIGHEST_LEVEL
 from bundler.lifecycle.trees.known_families import FAMILIES
@@ -37,33 +37,27 @@ from bundler.lifecycle.trees.known_families import FAMILIES
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 
 
-@click.command(
-    short_help="Make a bundle from a cache directory.",
-    epilog=example(
-        "pack ~/.triton/cache -o model.tbundle",
-        "pack vllm -o server.tbundle",
-        "pack sglang --root /cache -o server.tbundle",
-    ),
+@command(
+    "Make a bundle from a cache directory.",
+    "pack ~/.triton/cache -o model.tbundle",
+    "pack vllm -o server.tbundle",
+    "pack sglang --root /cache -o server.tbundle",
 )
 @click.argument("directory", metavar="DIRECTORY|FAMILY")
 @output_option
 @keep_option
 @strip_option
-@click.option(
-    "--root",
-    metavar="DIR",
-    help="Where the cache of FAMILY is; without it, where the server looks here and now.",
+@option(
+    "--root DIR", "Where the cache of FAMILY is; without it, where the server looks here and now."
 )
 @fact_option
 @family_file_option
-@click.option(
+@option(
     "--level",
+    "How hard to compress, as zstd counts; 3 takes half of the time for 15 % more bytes.",
     type=click.IntRange(1, HIGHEST_LEVEL),
     default=ZSTD_LEVEL,
-    show_default=True,
-    help="How hard to compress, as zstd counts; 3 takes half of the time for 15 % more bytes.",
 )
-@reports
 def pack(
     screen: Screen,
     directory: str,
@@ -74,7 +68,7 @@ def pack(
     root: str | None,
     facts: tuple[str, ...],
     family_files: tuple[str, ...],
-) -> int:
+) -> None:
     """Make a bundle from a Triton or Inductor cache DIRECTORY, or from the cache of a server or
     compiler: of the FAMILY vllm, sglang, deep_gemm, tilelang, cute_dsl or flashinfer, or of one
     that a file declares.  A directory of such a name is written ./vllm.
@@ -103,7 +97,6 @@ def pack(
     screen.finish(
         {**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out}
     )
-    return FINE
 
 
 def save(screen: Screen, bundle: Bundle, output: str, level: int = ZSTD_LEVEL) -> int:
@@ -150,13 +143,8 @@ def contents(bundle: Bundle) -> dict[str, Any]:
 
 def counts(bundle: Bundle) -> dict[str, int]:
     """Return how many entries of each kind a bundle has."""
-    return {
-        "kernels": len(bundle.kernels),
-        "tuning_files": len(bundle.tuning_files),
-        "helpers": len(bundle.helpers),
-        "opaque": len(bundle.opaque),
-        "tuning_records": len(bundle.tuning_records),
-    }
+    kinds = ("kernels", "tuning_files", "helpers", "opaque", "tuning_records")
+    return {kind: len(getattr(bundle, kind)) for kind in kinds}
 
 
 def count_files(bundle: Bundle) -> int:
@@ -175,35 +163,28 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
     """Print what is in a bundle: kernels by target, and what lies beside them."""
     rows = _by_target(bundle)
     if rows:
-        screen.table(
-            CONTENTS,
-            [
-                (t, f"{n:,}", wording.size(launch), wording.size(rest))
-                for t, n, launch, rest in rows
-            ],
-        )
+        size = wording.size
+        told = [(t, f"{n:,}", size(launch), size(rest)) for t, n, launch, rest in rows]
+        screen.table(CONTENTS, told)
         screen.line()
+    programs = [entry for entry in bundle.opaque if is_program_path(entry.path)]
+    opaque = [entry for entry in bundle.opaque if is_cache_path(entry.path)]
     beside = [
         f"{wording.count(len(entries), noun)}"
         f" ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
             ("tuning file", bundle.tuning_files),
             ("helper library", bundle.helpers),
-            ("opaque file", _of_cache(bundle)),
-            ("program", [entry for entry in bundle.opaque if is_program_path(entry.path)]),
+            ("opaque file", opaque),
+            ("program", programs),
         )
         if entries
     ]
-    if bundle.tuning_records:
-        beside.append(wording.count(len(bundle.tuning_records), "tuning record"))
+    beside += filter(None, [wording.some(len(bundle.tuning_records), "tuning record")])
     if beside:
         screen.line("beside them: " + ", ".join(beside))
     for line in tree_lines(bundle):
         screen.line(line)
-
-
-def _of_cache(bundle: Bundle) -> list[Opaque]:
-    return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
 
 
 def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:

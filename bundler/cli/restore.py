@@ -7,18 +7,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, keep_option, option, repeated
 from bundler.cli.pack import count_bytes, counts
-from bundler.cli.stores import (
+from bundler.cli.stores.store_options import (
     STORE_VARIABLE,
     TIERS_HELP,
     existing_store,
@@ -33,73 +33,54 @@ from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 
 
-@click.command(
-    short_help="Put a bundle's kernels where the next process looks.",
-    epilog=example(
-        "restore model.tbundle",
-        "restore model.tbundle --cache-dir /tmp/cache --only all",
-        "restore oci://registry.example/team/kernels:llama3",
-        "restore --tag llama3/h200 --store file:///var/cache/kernels",
-        "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
-    ),
+@command(
+    "Put a bundle's kernels where the next process looks.",
+    "restore model.tbundle",
+    "restore model.tbundle --cache-dir /tmp/cache --only all",
+    "restore oci://registry.example/team/kernels:llama3",
+    "restore --tag llama3/h200 --store file:///var/cache/kernels",
+    "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
 )
 @click.argument("bundle", required=False)
-@click.option(
-    "--tag",
-    metavar="T",
-    help="Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins.",
+@option(
+    "--tag T",
+    "Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins.",
 )
 @stores_option(TIERS_HELP, callback=None)
-@click.option(
-    "--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing."
-)
-@click.option(
-    "--cache-dir",
-    metavar="DIR",
-    help="Where to; without it, where Triton (or Inductor) looks here and now.",
-)
+@flag("--check", "Write nothing; exit status 1 when something usable is missing.")
+@option("--cache-dir DIR", "Where to; without it, where Triton (or Inductor) looks here and now.")
 @keep_option
-@click.option(
+@option(
     "--only",
+    "Leave out what this machine surely cannot use, or restore everything.",
     type=click.Choice(["usable", "all"]),
     default="usable",
-    show_default=True,
-    help="Leave out what this machine surely cannot use, or restore everything.",
 )
-@click.option(
+@option(
     "--trust",
+    "With code, also what is executed or unpickled: shared libraries, files of torch; with"
+    " signed, where a trusted key vouches for it.",
     type=click.Choice(["kernels", "code", "signed"]),
     default="kernels",
-    show_default=True,
-    help=(
-        "With code, also what is executed or unpickled: shared libraries, files of torch; with"
-        " signed, where a trusted key vouches for it."
-    ),
 )
-@click.option(
-    "--device",
+@repeated(
+    "--device N",
     "devices",
+    "For an Inductor bundle: the device to place kernels for; repeat for several.",
     type=click.IntRange(0),
-    multiple=True,
-    metavar="N",
-    help="For an Inductor bundle: the device to place kernels for; repeat for several.",
 )
-@click.option(
-    "--root",
+@repeated(
+    "--root NAME=DIR",
     "roots",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="Where the cache of the server NAME is; without it, where the server looks here and now.",
+    "Where the cache of the server NAME is; without it, where the server looks here and now.",
 )
 @fact_option
 @family_file_option
-@click.option(
+@flag(
     "--rekey",
-    is_flag=True,
-    help="Also use kernels of another build of the same Triton release, under this machine's keys.",
+    "Also use kernels of another build of the same Triton release, under this machine's keys.",
 )
-@click.option("--allow-empty", is_flag=True, help="A bundle with nothing in it is fine.")
-@reports
+@flag("--allow-empty", "A bundle with nothing in it is fine.")
 def restore(
     screen: Screen,
     bundle: str | None,
@@ -132,8 +113,7 @@ def restore(
         return _restore(screen, source, choices | {"rekey": rekey})
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     bundle: Bundle
     name: str
     facts: dict[str, Any]
@@ -169,43 +149,24 @@ def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
         report = bundler.restore(bar.watching(opened), **choices)
     _show_report(screen, report, opened)
     screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
-    nothing = (
-        (opened.kernels or has_trees(entry.path for entry in opened.opaque))
-        and not report.usable
-        and not report.companions
-    )
-    return PROBLEM if report.damaged or (opened.kernels and not report.usable) or nothing else FINE
+    trees = has_trees(entry.path for entry in opened.opaque) and not report.companions
+    nothing = not report.usable and (opened.kernels or trees)
+    return PROBLEM if report.damaged or nothing else FINE
 
 
 def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
-    outcomes: tuple[tuple[str, Sequence[object], str], ...] = (
-        ("restored", report.restored, "written now"),
-        ("present", report.present, "there already, complete"),
-        ("repaired", report.repaired, "broken before, replaced as a whole"),
-        ("rekeyed", report.rekeyed, "of another build of this Triton, under this machine's keys"),
-    )
+    rekeyed = " (of another build of this Triton, under this machine's keys)"
+    repaired = " (broken before, replaced as a whole)"
+    rewritten = " with a path of this machine"
     screen.facts(
         [
-            *(
-                (name, f"{wording.count(len(keys), 'kernel')} ({why})")
-                for name, keys, why in outcomes
-                if keys
-            ),
-            *(
-                ("beside", wording.count(len(paths), "other file"))
-                for paths in (report.companions,)
-                if paths
-            ),
-            *(
-                ("tuned", wording.count(number, "tuning record"))
-                for number in (report.tuned,)
-                if number
-            ),
-            *(
-                ("rewritten", f"{wording.count(len(files), 'file')} with a path of this machine")
-                for files in (report.rewritten,)
-                if files
-            ),
+            ("restored", wording.some(len(report.restored), "kernel", " (written now)")),
+            ("present", wording.some(len(report.present), "kernel", " (there already, complete)")),
+            ("repaired", wording.some(len(report.repaired), "kernel", repaired)),
+            ("rekeyed", wording.some(len(report.rekeyed), "kernel", rekeyed)),
+            ("beside", wording.some(len(report.companions), "other file")),
+            ("tuned", wording.some(report.tuned, "tuning record")),
+            ("rewritten", wording.some(len(report.rewritten), "file", rewritten)),
             *(("into", directory) for directory in report.directories),
             *(("not checked", fact) for fact in report.unchecked),
             ("signatures", report.signatures),
@@ -233,6 +194,7 @@ def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
 def _show_check(
     screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int
 ) -> None:
+    names, missing = wording.kernel_names(bundle), len({name for name, _ in report.missing})
     screen.facts(
         [
             *(("looked in", directory) for directory in report.directories),
@@ -240,10 +202,7 @@ def _show_check(
             ("signatures", report.signatures),
         ]
     )
-    screen.reasons("would be skipped", report.skipped, wording.kernel_names(bundle))
-    screen.reasons("missing", report.missing, wording.kernel_names(bundle))
-    missing = len({name for name, _ in report.missing})
-    screen.done(
-        f"{present:,} of {wording.count(total, 'kernel')} in place; "
-        + (f"{missing:,} to restore" if missing else "nothing to restore")
-    )
+    screen.reasons("would be skipped", report.skipped, names)
+    screen.reasons("missing", report.missing, names)
+    place = f"{present:,} of {wording.count(total, 'kernel')} in place"
+    screen.done(f"{place}; {f'{missing:,}' if missing else 'nothing'} to restore")

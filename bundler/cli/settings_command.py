@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import click
-
 from bundler import config, settings_files
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import command, flag, group
 from bundler.cli.terminal import Column, Screen
 from bundler.config import SettingOrigin
 
@@ -18,10 +16,11 @@ COLUMNS = (Column("setting"), Column("value", folds=True))
 ORIGIN = Column("from", folds=True)
 
 
-@click.group(
-    "config",
-    short_help="Say which settings hold, and where each comes from.",
-    epilog=example("config show", "config show --origin --json"),
+@group(
+    "Say which settings hold, and where each comes from.",
+    "config show",
+    "config show --origin --json",
+    name="config",
 )
 def config_command() -> None:
     """Look at the settings of triton-bundler.
@@ -32,34 +31,30 @@ def config_command() -> None:
     """
 
 
-@config_command.command(
-    "show",
-    short_help="List the settings.",
-    epilog=example("config show", "config show --origin --json"),
+@command(
+    "List the settings.",
+    "config show",
+    "config show --origin --json",
+    name="show",
+    group=config_command,
 )
-@click.option("--origin", is_flag=True, help="Say what sets each: a variable, a file, or nobody.")
-@reports
-def show(screen: Screen, origin: bool) -> int:
+@flag("--origin", "Say what sets each: a variable, a file, or nobody.")
+def show(screen: Screen, origin: bool) -> None:
     """List what holds for each setting in this directory."""
     found = config.origins()
     config.settings()  # a wrong value is an error here as it would be where it counts
-    rows = [
-        (
-            settings_files.setting_key(one.setting.name),
-            _value(one),
-            *([one.origin] if origin else []),
-        )
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        value = _masked(one) or one.setting.default.replace("`", "")
+        origins = [one.origin] if origin else []
+        rows.append((settings_files.setting_key(one.setting.name), value, *origins))
     screen.table((*COLUMNS, ORIGIN) if origin else COLUMNS, rows)
     files = settings_files.candidates()
     for file in files:
-        if origin or file.passed_over:
-            screen.line(
-                f"passed over {file.path}: {file.passed_over}"
-                if file.passed_over
-                else f"read {file.path}"
-            )
+        if file.passed_over:
+            screen.line(f"passed over {file.path}: {file.passed_over}")
+        elif origin:
+            screen.line(f"read {file.path}")
     screen.finish(
         {
             "settings": {
@@ -73,11 +68,6 @@ def show(screen: Screen, origin: bool) -> int:
             "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
         }
     )
-    return FINE
-
-
-def _value(one: SettingOrigin) -> str:
-    return _masked(one) or one.setting.default.replace("`", "")
 
 
 def _masked(one: SettingOrigin) -> str | None:

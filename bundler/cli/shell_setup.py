@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import command, flag, option
 from bundler.cli.terminal import Screen
 from bundler.errors import NotFound
 from bundler.format.bundle_file import os_errors, replace_content
@@ -37,14 +37,15 @@ _FILES = frozenset({"FILE", "BUNDLE", "DIR", "DIRECTORY|FAMILY", "FILE|DIR"})
 _FILE_ARGUMENTS = frozenset({"bundle", "bundles", "first", "second", "file", "files", "source"})
 
 
-@click.command(
-    short_help="Let the shell complete commands, options and files.",
-    epilog=example("completion", "completion zsh", "completion bash --print"),
+@command(
+    "Let the shell complete commands, options and files.",
+    "completion",
+    "completion zsh",
+    "completion bash --print",
 )
 @click.argument("shell", required=False, type=click.Choice(tuple(_PLACES)))
-@click.option("--print", "printed", is_flag=True, help="Print the script instead of installing it.")
-@reports
-def completion(screen: Screen, shell: str | None, printed: bool) -> int:
+@flag("--print", "printed", "Print the script instead of installing it.")
+def completion(screen: Screen, shell: str | None, printed: bool) -> None:
     """Install what SHELL needs to complete our words; without SHELL, for the one in $SHELL.
 
     bash needs the package bash-completion. For zsh, two lines in .zshrc are printed where its
@@ -62,7 +63,7 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     if printed:
         screen.text(script)
         screen.finish({"shell": name, "script": script})
-        return FINE
+        return
     path = _place(name)
     _make_folder(os.path.dirname(path))
     replace_content(path, script.encode())
@@ -71,20 +72,11 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
         screen.line("add to .zshrc, before anything else calls compinit:")
         screen.text(_ZSH_LINES)
     screen.finish({"shell": name, "path": path})
-    return FINE
 
 
-@click.command(
-    short_help="Write manual pages.", epilog=example("man", "man -o /usr/local/share/man/man1")
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    help="The folder; else ~/.local/share/man/man1, where man looks.",
-)
-@reports
-def man(screen: Screen, output: str | None) -> int:
+@command("Write manual pages.", "man", "man -o /usr/local/share/man/man1")
+@option("-o", "--output DIR", "The folder; else ~/.local/share/man/man1, where man looks.")
+def man(screen: Screen, output: str | None) -> None:
     """Write a manual page for each command, of the text that --help prints."""
     try:
         from click_man.core import generate_man_page
@@ -103,7 +95,6 @@ def man(screen: Screen, output: str | None) -> int:
         written.append(path)
     screen.done(f"wrote {wording.count(len(written), 'page')} to {folder}: man {PROGRAM}")
     screen.finish({"directory": folder, "files": written})
-    return FINE
 
 
 def _make_folder(folder: str) -> None:
@@ -120,10 +111,9 @@ def complete_files(command: click.Command) -> None:
     """
     for context in _contexts(command):
         for word in context.command.params:
-            if isinstance(word.type, click.types.StringParamType) and (
-                word.metavar in _FILES
-                or (isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS)
-            ):
+            named = isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS
+            text = isinstance(word.type, click.types.StringParamType)
+            if text and (named or word.metavar in _FILES):
                 word.type = click.Path()
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -28,7 +29,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -150,11 +150,8 @@ class Screen:
         needed = _needed(columns, cells)
         shown = list(range(len(columns)))
         for index in sorted(shown, key=lambda place: -columns[place].needs):
-            fit = (
-                sum(needed[place] for place in shown) + COLUMN_GAP * (len(shown) - 1)
-                <= self.out.width
-            )
-            if fit or columns[index].needs <= self.out.width:
+            width = sum(needed[place] for place in shown) + COLUMN_GAP * (len(shown) - 1)
+            if width <= self.out.width or columns[index].needs <= self.out.width:
                 break
             shown.remove(index)
         return shown
@@ -175,6 +172,16 @@ class Screen:
             room -= needed[i]
         return needed
 
+    def lines(self, texts: Sequence[str], most: int, noun: str = "more") -> None:
+        """Print lines, of many the first, and how many more there are."""
+        for text in texts[:most]:
+            self.line(text)
+        if len(texts) > most:
+            number = len(texts) - most
+            more = wording.count(number, noun) if noun != "more" else f"{number:,} more"
+            indent = " " * (len(texts[0]) - len(texts[0].lstrip()))
+            self.line(f"{indent}… and {more}; --json lists all")
+
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Print names and values, aligned."""
         known = [(name, value) for name, value in pairs if value]
@@ -190,13 +197,8 @@ class Screen:
         if not rows:
             return
         self.line(f"{title}: {sum(number for number, _, _ in rows):,}")
-        for number, reason, examples in rows[:REASONS_SHOWN]:
-            self.line(f"  {number:,} x {reason} ({examples})")
-        if len(rows) > REASONS_SHOWN:
-            self.line(
-                f"  … and {wording.count(len(rows) - REASONS_SHOWN, 'more reason')}; --json"
-                " lists all"
-            )
+        told = [f"  {number:,} x {reason} ({examples})" for number, reason, examples in rows]
+        self.lines(told, REASONS_SHOWN, "more reason")
 
     def warn(self, message: str) -> None:
         """Print a warning on standard error, and keep it for `--json`."""
@@ -235,54 +237,40 @@ class Screen:
         )
         self.err.print(text, soft_wrap=True)
 
-    @contextlib.contextmanager
     def progress(
         self, what: str, total: int | None = None, *, counted: bool = False
-    ) -> Iterator[Bar]:
+    ) -> AbstractContextManager[Bar]:
         """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is
         None, which is not known.
 
         With `counted`, the total is known as soon as `Bar.reach` tells it.
         """
-        known: tuple[ProgressColumn, ...] = (
-            MofNCompleteColumn(),
-            _RateColumn(),
-            TimeRemainingColumn(),
-        )
-        more = known if counted or total is not None else (SpinnerColumn(), TimeElapsedColumn())
-        with self._watched(what, total, BarColumn(BAR_COLUMNS), *more) as progress:
-            yield Bar(*progress)
+        if counted or total is not None:
+            return self._bar(
+                what, total, MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn()
+            )
+        return self._bar(what, total, SpinnerColumn(), TimeElapsedColumn())
 
-    @contextlib.contextmanager
-    def transfer(self, what: str, total_bytes: int) -> Iterator[Bar]:
+    def transfer(self, what: str, total_bytes: int) -> AbstractContextManager[Bar]:
         """Show a bar of bytes with rate and time left while the block runs, on a terminal."""
-        columns = (
-            BarColumn(BAR_COLUMNS),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with self._watched(what, total_bytes, *columns) as progress:
-            yield Bar(*progress, of_bytes=True)
+        columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        return self._bar(what, total_bytes, *columns, of_bytes=True)
 
     @contextlib.contextmanager
-    def _watched(
-        self, what: str, total: int | None, *more: ProgressColumn
-    ) -> Iterator[tuple[Progress, TaskID] | tuple[None]]:
+    def _bar(
+        self, what: str, total: int | None, *more: ProgressColumn, of_bytes: bool = False
+    ) -> Iterator[Bar]:
         if not self.bars or not self.err.is_terminal or self.err.is_dumb_terminal:
-            yield (None,)
+            yield Bar(None)
             return
         # A long path is cut, so that there is room for the numbers.
         name = RichColumn(
             no_wrap=True, overflow="ellipsis", max_width=max(1, self.err.width - NUMBERS_COLUMNS)
         )
-        with Progress(
-            TextColumn("{task.description}", table_column=name),
-            *more,
-            console=self.err,
-            transient=True,
-        ) as progress:
-            yield progress, progress.add_task(what, total=total)
+        described = TextColumn("{task.description}", table_column=name)
+        bar = BarColumn(BAR_COLUMNS)
+        with Progress(described, bar, *more, console=self.err, transient=True) as progress:
+            yield Bar(progress, progress.add_task(what, total=total), of_bytes=of_bytes)
 
 
 def _needed(columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
@@ -298,13 +286,9 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the rate; nothing before there is one."""
-        return Text(
-            ""
-            if task.speed is None
-            else f"{task.speed:,.0f}/s"
-            if task.speed >= _FAST
-            else f"{task.speed:.1f}/s"
-        )
+        if task.speed is None:
+            return Text("")
+        return Text(f"{task.speed:,.0f}/s" if task.speed >= _FAST else f"{task.speed:.1f}/s")
 
 
 class Bar:
@@ -377,18 +361,11 @@ def warnings_on(screen: Screen) -> Iterator[None]:
         warnings.simplefilter("always", BundlerWarning)
         others = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], *more: Any, **named: Any) -> None:
             if issubclass(category, BundlerWarning):
                 screen.warn(str(message))
             else:
-                others(message, category, filename, lineno, file, line)
+                others(message, category, *more, **named)
 
         warnings.showwarning = show
         yield

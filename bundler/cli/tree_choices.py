@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from bundler.cli import wording
+from bundler.cli.command import repeated
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.trees.family import Family
@@ -24,22 +25,16 @@ from bundler.lifecycle.trees.tree_plan import read_trees
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 8
 
-family_file_option = click.option(
-    "--family",
+family_file_option = repeated(
+    "--family FILE",
     "family_files",
-    multiple=True,
-    metavar="FILE",
-    help="A TOML file that declares families beside the known ones; repeat for several.",
+    "A TOML file that declares families beside the known ones; repeat for several.",
 )
-fact_option = click.option(
-    "--fact",
+fact_option = repeated(
+    "--fact NAME=VALUE",
     "facts",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help=(
-        "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
-        " target=cuda:80 for kernels of that target alone; repeat for several."
-    ),
+    "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
+    " target=cuda:80 for kernels of that target alone; repeat for several.",
 )
 
 
@@ -90,20 +85,16 @@ def tree_lines(bundle: Bundle) -> list[str]:
     trees = list(read_trees(bundle, left_out))
     for tree in trees[:_SHOWN]:
         size = wording.size(sum(file.size for file in tree.files))
-        ranks = f", {wording.count(len(tree.ranks), 'rank')}" if tree.ranks else ""
-        made_for = ", ".join(
-            f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks"
-        )
+        ranks = wording.some(len(tree.ranks), "rank")
+        facts = (f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks")
         lines.append(
-            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size}){ranks}; made for"
-            f" {made_for or 'nothing that is known'}"
+            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size})"
+            f"{ranks and f', {ranks}'}; made for {', '.join(facts) or 'nothing that is known'}"
         )
     if len(trees) > _SHOWN:
         lines.append(f"… and {wording.count(len(trees) - _SHOWN, 'more tree')}; --json lists all")
-    return [
-        *map(wording.plain, lines),
-        *(f"{name} cannot be read: {reason}" for name, reason in left_out),
-    ]
+    unread = [f"{name} cannot be read: {reason}" for name, reason in left_out]
+    return [*map(wording.plain, lines), *unread]
 
 
 def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:

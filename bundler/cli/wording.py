@@ -67,6 +67,13 @@ _MESSAGES = frozenset(
 )
 
 
+def some(number: int, noun: str, more: str = "") -> str:
+    """Return how many there are and what more is said of them, nothing where there are none: such
+    lines `Screen.facts` leaves out.
+    """
+    return f"{count(number, noun)}{more}" if number else ""
+
+
 def in_command_words(text: str) -> str:
     """Return a message of the library in the words of the command line."""
     for phrase, words in _COMMAND_WORDS if "=" in text or " " in text else ():
@@ -138,11 +145,8 @@ def grouped(
         groups.setdefault(in_command_words(reason), []).append(name)
     rows = []
     for reason, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        shown = [
-            _short((names or {}).get(member, short_key(member)))
-            for member in dict.fromkeys(members)
-        ]
-        shown = list(dict.fromkeys(shown))
+        called = (_short((names or {}).get(member, short_key(member))) for member in members)
+        shown = list(dict.fromkeys(called))
         more = ", …" if len(shown) > EXAMPLES else ""
         rows.append((len(members), reason, ", ".join(shown[:EXAMPLES]) + more))
     return rows
@@ -157,11 +161,16 @@ def kernel_names(bundle: Bundle) -> dict[str, str]:
     return {kernel.key: kernel.name for kernel in bundle.kernels}
 
 
+def kernel_facts(kernel: Kernel) -> dict[str, Any]:
+    """Return what identifies a kernel, for `--json`."""
+    return {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)}
+
+
 def entry_facts(entry: Entry) -> dict[str, Any]:
     """Return what identifies an entry, for `--json`."""
     facts: dict[str, Any] = {"kind": entry_kind(entry), "key": entry_name(entry)}
     if isinstance(entry, Kernel):
-        facts |= {"name": entry.name, "target": str(entry.target)}
+        facts |= kernel_facts(entry)
     return facts
 
 
@@ -169,32 +178,22 @@ def to_json(value: Any) -> str:
     """Return one JSON document; what JSON does not know becomes text, and messages use the
     command's words.
     """
-    return json.dumps(_told(value), indent=2, default=_simple)
+    return json.dumps(_plain(value), indent=2)
 
 
-def _told(value: Any, *, messages: bool = False) -> Any:
+def _plain(value: Any, *, messages: bool = False) -> Any:
     if isinstance(value, str):
         return in_command_words(value) if messages else value
-    if isinstance(value, (list, tuple)):
-        return [_told(item, messages=messages) for item in value]
-    if isinstance(value, dict):
-        return {
-            key: _told(item, messages=messages or key in _MESSAGES) for key, item in value.items()
-        }
     if isinstance(value, Struct):
-        return _told(msgspec.structs.asdict(value), messages=messages)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _told(asdict(value), messages=messages)
-    return value
-
-
-def _simple(value: Any) -> Any:
-    if isinstance(value, Struct):
-        return msgspec.structs.asdict(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
+        value = msgspec.structs.asdict(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
+        return {
+            key: _plain(item, messages=messages or key in _MESSAGES) for key, item in value.items()
+        }
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, messages=messages) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)

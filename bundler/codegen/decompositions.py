@@ -22,8 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Number = int | float
-# Beyond torch's table for its core operators: torch has decompositions of these, and as kernels
-# they are loops and reductions.
+# torch's table for its core operators lacks these; taken apart, they are loops and reductions.
 _TAKEN_APART = [
     "_fused_rms_norm",
     "_log_softmax",
@@ -64,8 +63,7 @@ _TAKEN_APART = [
     "unfold",
     "upsample_bilinear2d",
 ]
-# What draws random numbers is taken apart unless a generator is passed, which torch's functions
-# refuse.
+# Random numbers: called whole where a generator is passed, which torch's decompositions refuse.
 _DRAWING = ["cauchy", "log_normal", "normal"]
 # Taken apart, and laid out as torch's kernels do it: in the memory format of the first argument.
 _IN_FORMAT = [
@@ -78,10 +76,10 @@ _IN_FORMAT = [
     "_native_batch_norm_legit_no_training",
     "native_batch_norm",
 ]
-# Called whole: decompositions of products multiply in float32 what was bfloat16, and that of
-# attention has no logsumexp.
+# Called whole: the decompositions of products would multiply in float32 what was bfloat16, and that
+# of attention has no logsumexp.
 _CALLED = ["addmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu"]
-# Lowered whole.  A reduction of our own computes mean and squares in one pass.
+# Lowered whole, since a kernel has something better: mean and squares in one pass, for example.
 _LOWERED = [
     "_unsafe_index",
     "all",
@@ -105,7 +103,7 @@ _LOWERED = [
 ]
 _KEPT = (*_CALLED, *_LOWERED)
 _Tensors = Sequence[torch.Tensor]
-# Names whose operator on single tensors is called otherwise.
+# Operators on lists whose operator on one tensor has another name.
 _SINGLE = {"clamp_min": torch.maximum, "clamp_max": torch.minimum}
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg"
@@ -125,6 +123,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for names, wrapper in _WRAPPED:
         found = get_decompositions([getattr(aten, name) for name in names])
         table |= {operator: wrapper(function) for operator, function in found.items()}
+    # Last, since torch's tables have some of them; our own functions come on top.
     for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
@@ -429,7 +428,9 @@ def _geometric(given: torch.Tensor, p: float, generator: Any = None) -> torch.Te
     """
     if generator is not None:
         return NotImplemented
-    torch._check(0 < p < 1, lambda: f"geometric_ expects p to be in (0, 1), but got p={p}")  # noqa: SLF001
+    torch._check(  # noqa: SLF001
+        0 < p < 1, lambda: f"geometric_ expects p to be in (0, 1), but got p={p}"
+    )
     drawn = given if given.is_floating_point() else given.to(torch.float32)
     failures = torch.log1p(-torch.rand_like(drawn)) / math.log1p(-p)
     return (torch.floor(failures) + 1).to(given.dtype)

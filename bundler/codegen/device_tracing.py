@@ -35,7 +35,7 @@ from bundler.errors import ConfigError, UnsupportedOperator
 aten = torch.ops.aten
 _DEVICES = ("cpu", "cuda")
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
-# Of libc10: for each kind of device what switches to one; the numbers are those of c10::DeviceType.
+# libc10's table of what switches between devices of each kind, and two numbers of c10::DeviceType.
 _GUARDS, _CUDA, _META = "_ZN3c104impl26device_guard_impl_registryE", 1, 14
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _LARGEST_HEAD, _HEAD_MULTIPLE, _MASK_MULTIPLE, _RANK = 256, 8, 16, 4

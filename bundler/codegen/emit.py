@@ -35,7 +35,8 @@ from bundler.toolchain.tuner_toolchain import source_part
 if TYPE_CHECKING:
     from bundler.codegen.module_decorators import ModuleKernel
 
-# One chip of each architecture: heuristics look at the number of multiprocessors.
+# Heuristics look at the number of multiprocessors, which an architecture does not say: one chip
+# stands for each.
 _MULTIPROCESSORS = {
     "80": 108,
     "86": 84,
@@ -102,8 +103,8 @@ def emit_bundle(
     ]
     built = build(plan, workers)
     there = {kernel.key for kernel in built.bundle.kernels}
-    # A later candidate may need more of a device than it has; without the first there is no
-    # program.
+    # A later candidate may fail, as one that needs more shared memory than the device has; without
+    # the first one the program could not run.
     if built.failures and not all(item.candidates[0][1] in there for item in planned):
         first = built.failures[0]
         raise CompileFailed(
@@ -111,6 +112,8 @@ def emit_bundle(
         )
     entries = dict(program.plan.kernels)
     for item in planned:
+        # In the heuristic's order: a replay takes the first one unless a tuning record names
+        # another.
         choices = tuple(choice for choice, key in item.candidates if key in there)
         entry, source = entries[item.name], source_part(program.modules[item.name].fn)
         entries[item.name] = replace(

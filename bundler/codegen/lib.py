@@ -42,7 +42,7 @@ from bundler.codegen.lib_reductions import (
     xor_sum,
 )
 from bundler.codegen.lib_search import bucketize, sort
-from bundler.toolchain import interpreter_library
+from bundler.toolchain import tuner_toolchain
 
 __all__ = [
     "any_of",
@@ -99,7 +99,9 @@ def _unsigned(dtype):
 
 @triton.jit
 def _magnitude(a):
-    """Return the absolute value as an unsigned integer, which holds that of the smallest signed one too."""
+    """Return the absolute value as an unsigned integer, which holds that of the smallest signed one
+    too.
+    """
     return tl.where(a < 0, 0 - a, a).to(_unsigned(a.dtype))
 
 
@@ -107,8 +109,9 @@ def _magnitude(a):
 def truncated_divide(a, b):
     """Return the quotient of integers rounded towards zero, and 0 where `b` is 0.
 
-    The smallest integer divided by -1 is itself: it wraps. Signed numbers are divided as unsigned ones: the compiler takes the quotients of
-    consecutive numbers for equal in groups, which is wrong for truncated quotients around zero.
+    The smallest integer divided by -1 is itself: it wraps. Signed numbers are divided as unsigned
+    ones: the compiler takes the quotients of consecutive numbers for equal in groups, which is
+    wrong for truncated quotients around zero.
     """
     if a.dtype.is_int_unsigned():
         quotient = a // tl.where(b == 0, 1, b)
@@ -121,7 +124,9 @@ def truncated_divide(a, b):
 
 @triton.jit
 def floor_divide(a, b):
-    """Return the quotient of integers rounded towards minus infinity, as Python's `//`, and 0 where `b` is 0."""
+    """Return the quotient of integers rounded towards minus infinity, as Python's `//`, and 0 where
+    `b` is 0.
+    """
     if a.dtype.is_int_unsigned():
         quotient = a // tl.where(b == 0, 1, b)
     else:
@@ -136,26 +141,34 @@ def floor_divide(a, b):
 
 @triton.jit
 def truncated_remainder(a, b):
-    """Return what `truncated_divide` leaves: it has the sign of `a`, as C's `%`; `a` itself where `b` is 0."""
+    """Return what `truncated_divide` leaves: it has the sign of `a`, as C's `%`; `a` itself where
+    `b` is 0.
+    """
     return a - truncated_divide(a, b) * b
 
 
 @triton.jit
 def remainder(a, b):
-    """Return what `floor_divide` leaves: it has the sign of `b`, as Python's `%`; `a` itself where `b` is 0."""
+    """Return what `floor_divide` leaves: it has the sign of `b`, as Python's `%`; `a` itself where
+    `b` is 0.
+    """
     return a - floor_divide(a, b) * b
 
 
 @triton.jit
 def shift_left(a, count):
-    """Return `a` shifted to the left; 0 where the count is negative or not below the width, as torch on a CPU."""
+    """Return `a` shifted to the left; 0 where the count is negative or not below the width, as
+    torch on a CPU.
+    """
     inside = (count >= 0) & (count < a.dtype.primitive_bitwidth)
     return tl.where(inside, a << tl.where(inside, count, 0).to(a.dtype), 0).to(a.dtype)
 
 
 @triton.jit
 def shift_right(a, count):
-    """Return `a` shifted to the right, signed numbers with their sign; where the count is negative or not below the width, all bits are shifted out."""
+    """Return `a` shifted to the right, signed numbers with their sign; where the count is negative
+    or not below the width, all bits are shifted out.
+    """
     width: tl.constexpr = a.dtype.primitive_bitwidth
     inside = (count >= 0) & (count < width)
     shifted = a >> tl.where(inside, count, width - 1).to(a.dtype)
@@ -187,19 +200,25 @@ def integer_power(base, exponent):
 
 @triton.jit
 def index_floor_divide(a, b):
-    """Return `floor_divide` of index expressions, of which one may be a number and their types may differ."""
+    """Return `floor_divide` of index expressions, of which one may be a number and their types may
+    differ.
+    """
     return floor_divide(a + b * 0, b + a * 0)
 
 
 @triton.jit
 def index_remainder(a, b):
-    """Return `remainder` of index expressions, of which one may be a number and their types may differ."""
+    """Return `remainder` of index expressions, of which one may be a number and their types may
+    differ.
+    """
     return remainder(a + b * 0, b + a * 0)
 
 
 @triton.jit
 def index_power(base, exponent):
-    """Return `integer_power` of index expressions, of which one may be a number and their types may differ."""
+    """Return `integer_power` of index expressions, of which one may be a number and their types may
+    differ.
+    """
     return integer_power(base + exponent * 0, exponent + base * 0)
 
 
@@ -229,8 +248,8 @@ def remainder_of_floats(a, b):
 def floor_divide_floats(a, b):
     """Return the floor of the exact quotient, as Python's `//`; where `b` is 0, `a / b`.
 
-    The quotient is computed from what is left once the remainder is taken off, so that it is whole but for rounding: the floor of `a / b` can
-    be one too large.
+    The quotient is computed from what is left once the remainder is taken off, so that it is whole
+    but for rounding: the floor of `a / b` can be one too large.
     """
     rest = libdevice.fmod(a, b)
     quotient = (a - rest) / b
@@ -243,7 +262,9 @@ def floor_divide_floats(a, b):
 
 @triton.jit
 def _exponent_field(x):
-    """Return the biased exponent of a float as int32, after subnormal numbers were made normal, and how much that added."""
+    """Return the biased exponent of a float as int32, after subnormal numbers were made normal, and
+    how much that added.
+    """
     if x.dtype.primitive_bitwidth == 64:
         small = tl.abs(x) < 2.2250738585072014e-308
         bits = tl.where(small, x * 18014398509481984.0, x).to(tl.int64, bitcast=True)
@@ -259,7 +280,9 @@ def _exponent_field(x):
 
 @triton.jit
 def frexp_exponent(x):
-    """Return the int32 exponent of which `frexp_mantissa` is the mantissa; 0 for zero, infinities and NaN."""
+    """Return the int32 exponent of which `frexp_mantissa` is the mantissa; 0 for zero, infinities
+    and NaN.
+    """
     _, field, added = _exponent_field(x)
     special: tl.constexpr = 0x7FF if x.dtype.primitive_bitwidth == 64 else 0xFF
     bias: tl.constexpr = 1022 if x.dtype.primitive_bitwidth == 64 else 126
@@ -268,7 +291,9 @@ def frexp_exponent(x):
 
 @triton.jit
 def frexp_mantissa(x):
-    """Return the number of magnitude 0.5 to 1 that times a power of two is `x`; zero, infinities and NaN are their own."""
+    """Return the number of magnitude 0.5 to 1 that times a power of two is `x`; zero, infinities
+    and NaN are their own.
+    """
     bits, field, _ = _exponent_field(x)
     if x.dtype.primitive_bitwidth == 64:
         half = ((bits & -0x7FF0000000000001) | 0x3FE0000000000000).to(tl.float64, bitcast=True)
@@ -282,7 +307,7 @@ def frexp_mantissa(x):
 @triton.jit
 def ldexp(x, exponent):
     """Return `x` times two to the power of an int64 `exponent`, rounded once."""
-    # Wider than what any float can be scaled by, and narrow enough for the library's int32.
+    # Beyond these every float is 0 or infinite already, and they fit into the library's int32.
     near = tl.minimum(tl.maximum(exponent, -5000), 5000)
     return libdevice.ldexp(x, near.to(tl.int32))
 
@@ -292,10 +317,12 @@ def ldexp(x, exponent):
 
 @triton.jit
 def device_assert_then(condition, message: tl.constexpr, value):
-    """Return `value` after the condition was asserted for each element, where the kernel was compiled with assertions."""
+    """Return `value` after the condition was asserted for each element, where the kernel was
+    compiled with assertions.
+    """
     tl.device_assert(condition, message)
     return value
 
 
-# Every generated kernel's module imports this one before its kernel runs.
-interpreter_library.install(sign)
+# Here, because every generated module imports this one before its kernel can run.
+tuner_toolchain.prepare_interpreter(sign)

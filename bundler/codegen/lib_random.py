@@ -19,15 +19,19 @@ def rand(seed, offset):
 
 @triton.jit
 def randn(seed, offset):
-    """Return float32 numbers, normal with mean 0 and deviation 1; those of `tl.randn` for the offset as uint32."""
+    """Return float32 numbers, normal with mean 0 and deviation 1; those of `tl.randn` for the
+    offset as uint32.
+    """
     return tl.randn(seed, offset.to(tl.uint32))
 
 
 @triton.jit
 def randint64(seed, offset, low, high):
-    """Return int64 numbers from `low` to `high` without it; from all of int64 where the two are equal.
+    """Return int64 numbers from `low` to `high` without it; from all of int64 where the two are
+    equal.
 
-    They are 64 random bits modulo the size of the range, so numbers of the lower part are more probable by the size over 2**64.
+    They are 64 random bits modulo the size of the range, so numbers of the lower part are more
+    probable by the size over 2**64.
     """
     first, second, _, _ = tl.randint4x(seed, offset.to(tl.uint32))
     bits = first.to(tl.uint32).to(tl.uint64) | (second.to(tl.uint32).to(tl.uint64) << 32)

@@ -75,8 +75,11 @@ def xor_sum(values, axis: tl.constexpr):
 
 @triton.jit
 def argmax_combine(value, index, other_value, other_index):
-    """Return the larger of two (value, index); NaN is larger than any number, and of equal values the lower index counts."""
-    # A value differs from itself only where it is NaN; of integers the compiler drops the comparison.
+    """Return the larger of two (value, index); NaN is larger than any number, and of equal values
+    the lower index counts.
+    """
+    # A value differs from itself only where it is NaN; of integers the compiler drops the
+    # comparison.
     nan = value != value
     other_nan = other_value != other_value
     first = (value > other_value) | (nan & (other_nan == 0))
@@ -87,7 +90,9 @@ def argmax_combine(value, index, other_value, other_index):
 
 @triton.jit
 def argmin_combine(value, index, other_value, other_index):
-    """Return the smaller of two (value, index); NaN is smaller than any number, and of equal values the lower index counts."""
+    """Return the smaller of two (value, index); NaN is smaller than any number, and of equal values
+    the lower index counts.
+    """
     nan = value != value
     other_nan = other_value != other_value
     first = (value < other_value) | (nan & (other_nan == 0))
@@ -98,13 +103,17 @@ def argmin_combine(value, index, other_value, other_index):
 
 @triton.jit
 def argmax(values, indices, axis: tl.constexpr):
-    """Return the maximum along an axis and its lowest index, those of the first NaN where there is one."""
+    """Return the maximum along an axis and its lowest index, those of the first NaN where there is
+    one.
+    """
     return tl.reduce((values, indices), axis, argmax_combine)
 
 
 @triton.jit
 def argmin(values, indices, axis: tl.constexpr):
-    """Return the minimum along an axis and its lowest index, those of the first NaN where there is one."""
+    """Return the minimum along an axis and its lowest index, those of the first NaN where there is
+    one.
+    """
     return tl.reduce((values, indices), axis, argmin_combine)
 
 
@@ -113,7 +122,9 @@ def argmin(values, indices, axis: tl.constexpr):
 
 @triton.jit
 def welford_next(value, mean, m2, weight, first):
-    """Return mean, sum of squared deviations and weight after one more value; where `first`, what was there before does not count."""
+    """Return mean, sum of squared deviations and weight after one more value; where `first`, what
+    was there before does not count.
+    """
     if first:
         new_mean = value
         new_m2 = tl.zeros_like(m2)
@@ -128,9 +139,11 @@ def welford_next(value, mean, m2, weight, first):
 
 @triton.jit
 def welford_combine(mean, m2, weight, other_mean, other_m2, other_weight):
-    """Return mean, sum of squared deviations and weight of two groups together (Chan, Golub and LeVeque).
+    """Return mean, sum of squared deviations and weight of two groups together (Chan, Golub and
+    LeVeque).
 
-    Two groups without weight make one without weight. Equal means differ by nothing, also where both are infinite.
+    Two groups without weight make one without weight. Equal means differ by nothing, also where
+    both are infinite.
     """
     total = weight + other_weight
     share = tl.where(total == 0, 0.0, other_weight / tl.where(total == 0, 1.0, total))
@@ -140,7 +153,9 @@ def welford_combine(mean, m2, weight, other_mean, other_m2, other_weight):
 
 @triton.jit
 def welford(mean, m2, weight, axis: tl.constexpr):
-    """Return mean, sum of squared deviations and weight of the groups along an axis, combined in pairs."""
+    """Return mean, sum of squared deviations and weight of the groups along an axis, combined in
+    pairs.
+    """
     return tl.reduce((mean, m2, weight), axis, welford_combine)
 
 
@@ -148,7 +163,8 @@ def welford(mean, m2, weight, axis: tl.constexpr):
 def welford_two_pass(values, mask, count, axis: tl.constexpr):
     """Return mean, sum of squared deviations and weight of the values along an axis, from two sums.
 
-    Lanes whose mask is false do not count; `mask` may be None. `count` is how many lanes count, in the values' dtype.
+    Lanes whose mask is false do not count; `mask` may be None. `count` is how many lanes count, in
+    the values' dtype.
     """
     if mask is None:
         present = values
@@ -168,7 +184,8 @@ def welford_two_pass(values, mask, count, axis: tl.constexpr):
 
 @triton.jit
 def softmax_combine(top, total, other_top, other_total):
-    """Return maximum and sum of exponentials of two groups together; each sum is relative to its group's maximum.
+    """Return maximum and sum of exponentials of two groups together; each sum is relative to its
+    group's maximum.
 
     A group whose maximum is minus infinity has no weight: its sum is taken as it is, which is 0.
     """

@@ -37,7 +37,9 @@ def _pairs(shape, stride):
 
 @triton.jit
 def _partner(x, stride: tl.constexpr):
-    """Return for each lane the value of the lane at the other end of its pair: their exclusive or, without its own."""
+    """Return for each lane the value of the lane at the other end of its pair: their exclusive or,
+    without its own.
+    """
     shape: tl.constexpr = _pairs(x.shape, stride)
     pairs = tl.reshape(x, shape)
     return tl.reshape(tl.xor_sum(pairs, 1, keep_dims=True) ^ pairs, x.shape)
@@ -45,7 +47,9 @@ def _partner(x, stride: tl.constexpr):
 
 @triton.jit
 def _before(value, index, other, other_index, count, descending: tl.constexpr):
-    """Return whether the first of two lanes belongs before the second: by value, NaN being largest, then by index, and padding last."""
+    """Return whether the first of two lanes belongs before the second: by value, NaN being largest,
+    then by index, and padding last.
+    """
     nan = value != value
     other_nan = other != other
     if descending:
@@ -65,7 +69,9 @@ def _before(value, index, other, other_index, count, descending: tl.constexpr):
 def _exchange(
     bits, indices, dtype: tl.constexpr, count, flip, stride: tl.constexpr, descending: tl.constexpr
 ):
-    """Return the block after lanes `stride` apart were put in order, or in reverse order where `flip` is 1."""
+    """Return the block after lanes `stride` apart were put in order, or in reverse order where
+    `flip` is 1.
+    """
     other_bits = _partner(bits, stride)
     other_indices = _partner(indices, stride)
     upper = tl.broadcast_to(tl.arange(0, 2)[None, :, None], _pairs(bits.shape, stride))
@@ -81,8 +87,9 @@ def _exchange(
 def sort(values, indices, count, descending: tl.constexpr):
     """Return values and indices sorted along the last axis, whose size is a power of two.
 
-    The sort is stable and bitonic: equal values keep the order of their indices, which have to differ along the axis and be integers. NaN is the
-    largest value: last, or first where `descending`. Lanes whose index is `count` or more come last. Bools are passed as int8.
+    The sort is stable and bitonic: equal values keep the order of their indices, which have to
+    differ along the axis and be integers. NaN is the largest value: last, or first where
+    `descending`. Lanes whose index is `count` or more come last. Bools are passed as int8.
     """
     size: tl.constexpr = values.shape[len(values.shape) - 1]
     dtype: tl.constexpr = values.dtype
@@ -114,7 +121,8 @@ def bucketize(
     sorter_stride=0,
     sorter_start=0,
 ):
-    """Return for each value its place among sorted boundaries: how many are below it, or where `right`, not above it.
+    """Return for each value its place among sorted boundaries: how many are below it, or where
+    `right`, not above it.
 
     Args:
         values: any block; NaN is above every boundary.
@@ -124,7 +132,8 @@ def bucketize(
         start: the offset of the first, a number or a block of offsets.
         index_type: of the result, `tl.int32` or `tl.int64`.
         right: whether equal boundaries count.
-        sorter: None, or a pointer to the order in which the boundaries are sorted, which `sorter_stride` and `sorter_start` describe.
+        sorter: None, or a pointer to the order in which the boundaries are sorted, which
+            `sorter_stride` and `sorter_start` describe.
         sorter_stride: as `stride`.
         sorter_start: as `start`.
     """

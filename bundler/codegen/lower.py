@@ -47,10 +47,11 @@ _SHAPES = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 )
-# Its schema says that the result is new, but no kernel runs: it has the memory of its argument.
+# By its schema the result is new memory; in fact it shares that of its argument.
 _UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})  # noqa: SLF001
-# Ask for what every call of a traced program has.
+# Checks of what tracing fixed already, so every call of the program fulfils them.
 _CHECKED_IN_TRACING = frozenset({torch.ops.aten._assert_tensor_metadata})  # noqa: SLF001
+# Triton compiles wider loads for addresses that are multiples of this.
 _ALIGNED_BYTES = 16
 _LARGEST_NARROW = 2**31 - 1
 _NUMBERS = frozenset(
@@ -58,11 +59,11 @@ _NUMBERS = frozenset(
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
 _ASSEMBLY = "inline_asm_elementwise"
-# torch's operator around one that does more than it returns.
+# torch's operator around one with side effects, which takes and returns a token for their order.
 _EFFECT = "with_effects"
-# torch's operators around one that draws random numbers which another graph draws again.
+# torch's operators around one whose random numbers the backward graph draws again.
 _SAVED_STATE, _GIVEN_STATE = "run_and_save_rng_state", "run_with_rng_state"
-# Parameters that say where and how memory is taken, which no kernel is told.
+# Parameters that say where and how memory is allocated: the layout of the result has that already.
 _PLACEMENT = frozenset(
     {
         "device",
@@ -135,9 +136,12 @@ class _Reader:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
         self._values: dict[fx.Node, Any] = {}
+        # Nodes whose values leave the graph and are read inside of it too, so that both must have
+        # the same bits.
         self._kept = _kept_nodes(module.graph)
+        # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
-        # By id, and kept alive, so that no id is used twice.
+        # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
         self._bound_tensors: dict[int, LazyTensor] = {}
         self._environment: Any = None
         self._sizes = SizeValues(self._example_of, self._bounds_of)
@@ -198,7 +202,8 @@ class _Reader:
 
     def _input(self, node: fx.Node) -> Any:
         value, number = node.meta.get("val"), len(self._graph.inputs)
-        if _is_token(node):  # torch passes None
+        # torch passes None for a token.
+        if _is_token(node):
             self._graph.inputs.append(None)
             return None
         if isinstance(value, torch.Tensor):
@@ -230,11 +235,11 @@ class _Reader:
                 operator=str(node.target),
             )
         builder, fake = self._graph.builder, node.meta.get("val", value)
+        # A number that the graph holds is written into the kernels that use it, unless it changes.
         known = value.dim() == 0 and fake.device.type == CPU and type(value) is torch.Tensor
         if known and value.dtype in _NUMBERS and not _is_changed(node):
-            with (
-                unset_fake_temporarily()
-            ):  # torch.compile's fake tensors would be asked for it else
+            # torch.compile traces with fake tensors, which have no value to read.
+            with unset_fake_temporarily():
                 number = value.item()
             dtype = dtype_name(value.dtype)
             tensor = builder.lazy(
@@ -256,8 +261,8 @@ class _Reader:
     def _called(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if _is_number(node):
-            # Its value is known of torch's symbols; one that only other numbers are made of is none
-            # of the program's.
+            # torch's symbols say what it is made of. Where only other such numbers use it, they
+            # have it inside their own expressions.
             inner = node.users and all(map(_is_number, node.users))
             return None if inner else self._size(value)
         if node.target is operator.getitem:
@@ -302,6 +307,7 @@ class _Reader:
                 operator=str(node.target),
             )
         values = [value] if single else value
+        # Buffers that appear from here on were made by this operator.
         results, before = tuple(self._result(item) for item in values), builder.made
         call = self._operator_call(node, results, single=single)
         found = self._host.computed(call) or lower(builder, call, self._graph.fallbacks)
@@ -350,22 +356,26 @@ class _Reader:
             value: torch's fake tensor.
             base: what the operator shows a view of.
         """
+        # A lowering may return one of its arguments; each node gets a tensor of its own, since base
+        # and strides differ.
         if id(tensor) in self._bound_tensors:
             tensor = LazyTensor(
                 tensor.sizes, tensor.dtype, tensor.at, tensor.origins, host=tensor.host
             )
         self._bound_tensors[id(tensor)] = tensor
-        tensor.sizes = tuple(map(self._size, value.shape))  # the same numbers, as torch writes them
+        # Equal numbers, but spelled as torch spells them, so that later comparisons succeed.
+        tensor.sizes = tuple(map(self._size, value.shape))
         tensor.strides = tuple(map(self._size, value.stride()))
         tensor.storage_offset = self._size(value.storage_offset())
         tensor.base = base if tensor.buffer is None else None
         return tensor
 
     def _rounded(self, tensor: LazyTensor) -> LazyTensor:
-        """Return a value that is computed where it is read with the 16 bits that are stored of it.
+        """Return a value rounded to the 16 bits that are stored of it, wherever it is computed.
 
-        A backward that loads it would otherwise meet other numbers than those that a statistic of
-        the forward was computed from; batch norm of a constant column makes much of that.
+        The backward graph loads the stored value. If the forward graph computed a statistic from
+        the unrounded one, the two would disagree, and batch norm of a nearly constant column
+        multiplies that difference by a huge number.
         """
         if tensor.buffer is not None or not data_type(tensor.dtype).is_half:
             return tensor
@@ -537,7 +547,7 @@ class _Reader:
     def _finish(self, node: fx.Node) -> None:
         builder = self._graph.builder
         values = [self._argument(item) for item in tree_leaves(node.args[0])]
-        # Before any input is changed, everything that is read of the old one is computed.
+        # Inputs are changed last. What still reads an old value is computed into a buffer first.
         changed = {buffer for buffer, _ in self._mutations}
         for buffer, value in self._mutations:
             if value.host is None and self._reads_elsewhere(buffer, value, changed):
@@ -560,6 +570,8 @@ class _Reader:
         """
         builder = self._graph.builder
         names = variables("i", value.sizes)
+        # Reading the element that is about to be written is harmless: each lane loads before it
+        # stores.
         own = sympy.expand(builder.buffers[buffer].layout.index(names))
         return any(
             read in changed and (read != buffer or sympy.expand(index - own) != 0)
@@ -586,7 +598,9 @@ class _Reader:
         if isinstance(value, LazyTensor):
             if value.host is not None:
                 return self._host.held(value, changed)
-            if value.root.buffer in changed:  # what the input held before
+            # The result is what the input held before, so it must not be seen in the input's
+            # memory.
+            if value.root.buffer in changed:
                 value = LazyTensor(
                     value.sizes, value.dtype, value.at, value.origins, strides=value.strides
                 )
@@ -633,7 +647,8 @@ class _Reader:
 
     def _example_of(self, symbol: sympy.Symbol) -> int | float | None:
         known = getattr(self._environment, "backed_var_to_val", None)
-        if known is None:  # torch before 2.12 has another name for it, which warns since
+        # The name before torch 2.12; from then on it warns.
+        if known is None:
             known = self._environment.var_to_val
         value = known.get(symbol)
         return None if value is None else float(value) if value.is_Float else int(value)
@@ -686,6 +701,7 @@ def _kept_nodes(graph: fx.Graph) -> set[fx.Node]:
     (output,) = graph.find_nodes(op="output")
     ends = [item for item in tree_leaves(output.args[0]) if isinstance(item, fx.Node)]
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    # A value that an input is set to leaves the graph as well.
     ends += [node.args[1] for node in copies if isinstance(node.args[1], fx.Node)]
     found: set[fx.Node] = set()
     while ends:

@@ -17,7 +17,7 @@ from bundler.codegen.module_decorators import ModuleKernel, current_device
 from bundler.runtime.tuning.benchmark import Clock, CudaClock
 from bundler.toolchain.torch_memory import random_tensor
 
-# A tensor as dtype, sizes and strides; or a number as it is.
+# A tensor's dtype, sizes and strides; or a plain number.
 Example = tuple[str, tuple[int, ...], tuple[int, ...]] | int
 _REP_MS = 40.0
 _S_OF_MS = 1e-3
@@ -73,7 +73,8 @@ def report(
     """
     taken = (clock or CudaClock(rep_ms=_REP_MS)).sample(partial(call, args), _nothing).median_ms
     # a program's output
-    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {gigabytes / (taken * _S_OF_MS):.2f} GB/s")  # noqa: T201
+    rate = gigabytes / (taken * _S_OF_MS)
+    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {rate:.2f} GB/s")  # noqa: T201
 
 
 def _nothing() -> None:

@@ -24,15 +24,15 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     TileHint,
 )
-from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Meta = Mapping[str, Any]
-# Masks along x are left out where a size is a multiple of it (`kernel_plan.LARGEST_BLOCK`).
+# Equal to `kernel_plan.LARGEST_BLOCK`: text leaves masks out where a size is a multiple of it.
 _LARGEST_X = 4096
-# What Triton's interpreter stands for: its blocks are those of a large device.
+# The device whose candidates Triton's interpreter runs: large blocks, so fewer steps in Python.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
 
 
@@ -110,7 +110,7 @@ class ModuleKernel:
     @property
     def compile_options(self) -> dict[str, Any]:
         """Options of the compiler beside those of a candidate."""
-        # Triton drops assertions otherwise; it would add its own for integers that overflow.
+        # Triton keeps assertions only in a debug build, which by itself also checks for overflow.
         asserts = self.inductor_meta["assert_indirect_indexing"]
         return {"debug": True, "sanitize_overflow": False} if asserts else {}
 

@@ -32,7 +32,7 @@ from bundler.runtime.program.seed_stream import SeedSource
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
-# Of a graph that is no function's.
+# Name of a program whose graph comes from no function.
 _UNNAMED = "program"
 
 
@@ -194,6 +194,7 @@ class Program:
     def _runner(self) -> ProgramRunner:
         def launch(name: str, arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
             self.modules[name].run(*arguments)
+            # After each launch, so that the kernel that made the number is named.
             wrong = unusual_numbers(arguments) if self.options.nan_checks else ""
             if wrong:
                 raise FloatingPointError(
@@ -272,6 +273,8 @@ def program_of_graph(
     options = options or GenerateOptions()
     with refusals("the graph"):
         graph = importlib.import_module("bundler.codegen.lower").lower_graph(module)
+    # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
+    # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True
     graph.guards = [] if guarded else graph.conditions()
     with refusals("the schedule"):
@@ -283,6 +286,7 @@ def program_of_graph(
         )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
+    # Constants on the host stay there when the others are moved to the program's device.
     away = frozenset(name for name in graph.constants if buffers[name].layout.device)
     verifier = Verifier(module, built.plan) if options.verify else None
     return Program(

@@ -54,7 +54,7 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 
-# Shorter rows may be held whole.
+# Shorter rows may be held whole, where two passes cost nothing.
 _LEAST_ROW = 1025
 _FLOATS = frozenset({"float32", "float64"})
 
@@ -103,6 +103,7 @@ class _Scheduler:
             bounded,
             asserted,
         )
+        # Size -> the largest value that the 32-bit indices of some kernel allow.
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
         self._modules = KernelModules(harness=harness)
@@ -110,9 +111,9 @@ class _Scheduler:
         self._steps: list[Step] = []
         # Memory reuse: buffer -> the buffer whose memory it took over.
         self._alias: dict[str, str] = {}
-        # The same, the other way round, in the order of the program.
+        # Memory -> the buffers that took it over, in the order of the program.
         self._takers: dict[str, list[str]] = {}
-        # What begins with a step of the plan.
+        # Buffers whose memory a step of the plan allocates, or an operator returns.
         self._made: set[str] = set()
 
     def build(self) -> ScheduledProgram:
@@ -120,8 +121,11 @@ class _Scheduler:
             normalized(self._builder.pool, n) if isinstance(n, Loop) else n
             for n in self._alive(self._builder.nodes)
         ]
+        # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
+        # softmax becomes one pass only if it shares a kernel.
         nodes = split(self._builder, _softmax_pairs(nodes))
         groups = fused(nodes, self._buffers, self._graph.hints)
+        # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
         self._allocate_empty(groups)
@@ -158,6 +162,7 @@ class _Scheduler:
         needed = set(self._outputs)
         alive: list[Node] = []
         for node in reversed(nodes):
+            # Buffers of inputs are never dead: the caller sees what is written there.
             checks = isinstance(node, ExternCall) and node.is_check
             if not checks and not any(n in needed or not self._is_own(n) for n in node.writes):
                 continue
@@ -190,9 +195,12 @@ class _Scheduler:
         self, group: LoopGroup, number: int, last: Mapping[str, int], uses: Mapping[str, int]
     ) -> None:
         written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
+        # Buffers that a scatter changes hold values already: they exist, and are read again.
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
         kept_elsewhere = {name for name in written if uses[name] > 1}
+        # What only this kernel reads stays in registers: no memory, no store.
         removed = frozenset(written - self._outputs - kept_elsewhere - added)
+        # What no later step reads: its memory may become that of a result.
         dying = {
             n
             for n in group.touched
@@ -213,6 +221,7 @@ class _Scheduler:
         kernel = self._modules.add(text)
         for name in sorted(written - removed, key=_order):
             if name in reused:
+                # The chain may be long: the memory is that of the first buffer in it.
                 memory = self._alias[name] = self._memory(reused[name])
                 self._takers.setdefault(memory, []).append(name)
             elif name not in self._made:
@@ -238,7 +247,8 @@ class _Scheduler:
 
     def _release(self, name: str) -> None:
         memory = self._memory(name)
-        # Memory that another buffer took lives on under its first name.
+        # Memory that was taken over keeps the name of its first buffer. It is released with the
+        # last buffer that took it, unless the caller gets one of them.
         takers = self._takers.get(memory, ())
         users = [other for other in takers if other != name]
         if (
@@ -348,7 +358,11 @@ def _reusable(
     written: Collection[str],
     dying: Collection[str],
 ) -> dict[str, str]:
-    """Return buffer that is written -> buffer whose memory it may take.
+    """Return buffer that is written -> buffer whose memory it may take over.
+
+    The old buffer is read last by this kernel, only at the address where the new one is written, so
+    each lane has read its element before it stores. Both have the same elements in memory, and the
+    old one is no view that an operator returned.
 
     Args:
         group: of the kernel.
@@ -357,7 +371,8 @@ def _reusable(
         dying: buffers that nobody reads after it.
     """
     if any(loop.is_reduction for loop in group.loops):
-        return {}  # a row may be read again after part of it was written
+        # A looped reduction may read its row again after a store of an earlier pass changed it.
+        return {}
     space = IterationSpace(group.dimensions)
     reads: dict[str, set[sympy.Expr]] = {}
     stores: dict[str, sympy.Expr] = {}
@@ -382,6 +397,7 @@ def _reusable(
 
 
 def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
+    # The same dtype, not only the same width: the kernel has one pointer for both.
     same_type = one.dtype == other.dtype and store_type(one.dtype) == store_type(other.dtype)
     return (
         same_type
@@ -392,8 +408,11 @@ def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
 
 
 def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with each such pair under kinds of its own, `softmax_max` and `softmax_sum`,
-    of the same values.
+    """Return the nodes with the maximum and the sum of each long softmax as kinds of their own,
+    `softmax_max` and `softmax_sum`, of the same values.
+
+    An online softmax computes both in one pass over the row, where the sum alone would have to wait
+    for the whole maximum and read the row once more.
     """
     maxima = {
         n.buffer: n for n in nodes if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n)
@@ -435,6 +454,7 @@ def _softmax_maximum(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:
     if not isinstance(top, Term) or top.operator != "load" or top.details[0] not in maxima:
         return None
     found = maxima[top.details[0]]
+    # Terms are shared in the pool, so equal values are the same object.
     same_rows = (found.variables, found.sizes, found.reduced, found.reduced_sizes) == (
         loop.variables,
         loop.sizes,

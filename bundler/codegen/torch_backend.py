@@ -74,13 +74,15 @@ def triton_bundler(
         keep_inference_input_mutations=True,
     )
     try:
-        # Parts that are checkpointed draw by the state of torch's generator, not by a generator of
-        # their own.
+        # Else torch would give checkpointed parts generators of their own, as objects in the graph;
+        # `lower` knows the state of torch's generator alone.
         with functorch_config.patch(graphsafe_rng_functionalization=False):
             return compiled(module, example_inputs)
-    except (TorchDynamoException, BundlerError):  # torch compiles anew, or without this graph
+    # torch handles its own: it compiles anew, or without this graph.
+    except (TorchDynamoException, BundlerError):
         raise
-    except Exception as error:  # noqa: BLE001  # torch raises whatever it likes where it cannot take a graph apart
+    # torch raises whatever it likes where it cannot take a graph apart.
+    except Exception as error:  # noqa: BLE001
         del programs[before:]
         _log.debug("AOTAutograd cannot take a graph apart", exc_info=error)
         reason = f"torch cannot take it apart: {type(error).__name__}: {error}"
@@ -164,6 +166,7 @@ class _TriedProgram:
         return list(self._run(*inputs))
 
     def _first_call(self, *inputs: Any) -> Any:
+        # torch's call has to start from what the failed one started from: inputs and random state.
         changed = [n for n, item in enumerate(self._program.plan.inputs) if item.changed]
         held = {number: inputs[number].clone() for number in changed}
         generators = _generator_states(self._program.device)
@@ -171,7 +174,8 @@ class _TriedProgram:
             results = self._program.run(*inputs)
         except (WrongResult, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # noqa: BLE001  # of the compiler, of an operator, or of the user's values: torch's call tells
+        # Of the compiler, of an operator, or of the user's values: torch's own call tells which.
+        except Exception as error:  # noqa: BLE001
             for number, tensor in held.items():
                 inputs[number].copy_(tensor)
             for setter, state in generators:
@@ -188,7 +192,8 @@ class _TriedProgram:
         said = str(error).strip().partition("\n")[0]
         reason = f"its first call failed: {type(error).__name__}: {said}"
         place = next((n for n, one in enumerate(self._programs) if one is self._program), None)
-        if place is not None:  # another thread's first call was quicker
+        # Another thread may have given the program up already.
+        if place is not None:
             del self._programs[place]
             _note(self._programs, reason, place)
 

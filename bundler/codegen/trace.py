@@ -27,12 +27,12 @@ from bundler.codegen.device_tracing import tracing_for
 from bundler.errors import ConfigError, UnsupportedOperator
 from bundler.toolchain.user_lines import recorded_lines
 
-# Of a graph's `meta`: place of a result -> the `InputView` that it is, which the graph itself does
-# not say once it is functional.
+# Key of a graph's `meta`: place of a result -> its `InputView`, where it shares an input's memory.
+# A functional graph itself does not say so.
 RETURNED_INPUTS = "returned_inputs"
-# Of a graph's `meta`: that torch.export made it, whose sizes may be 0 or 1 too.
+# Key of a graph's `meta`: torch.export made it, so its sizes may be 0 or 1 too.
 EXPORTED = "exported"
-# What torch says where it cannot trace -> what that means.
+# Part of torch's message where it cannot trace -> what the user can do.
 _REFUSALS = {
     "symbolic sizes": (
         "an operator asks in C++ for sizes that are symbols, as dropout does: generate for the"
@@ -53,7 +53,7 @@ _REFUSALS = {
 }
 # What launches a kernel of torch.cuda.jiterator.
 _JITERATOR = "_cuda_jiterator_compile_and_launch_kernel"
-# What torch says of an operator, not one of its own, that changes an argument or returns one.
+# torch's message about a library's operator that changes an argument or returns one.
 _CHANGING_OPERATOR = re.compile(r"Found a custom \(non-ATen\) operator .*?: ([\w:.]+)\(")
 
 
@@ -131,6 +131,7 @@ def _traced_for(
     for number, (node, tensor) in enumerate(zip(placeholders, named.values(), strict=False)):
         name = f"_tensor_of_module{number}"
         traced.register_buffer(name, tensor.detach())
+        # Traced as inputs, so that they are fake; in the graph they are constants again.
         with traced.graph.inserting_before(node):
             constant = traced.graph.get_attr(name)
         constant.meta.update(node.meta)
@@ -150,7 +151,7 @@ def _traced_for(
 def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.GraphModule:
     returned: dict[int, InputView] = {}
 
-    # make_fx counts parameters, and those with a default may be left out.
+    # `*inputs`, since make_fx counts parameters, and those with a default may be left out.
     def called(*inputs: Any) -> Any:
         given = {_storage(x): n for n, x in enumerate(inputs) if _is_strided(x)}
         before = {n: _layout(inputs[n]) for n in given.values()}
@@ -159,6 +160,8 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         for place, leaf in enumerate(tree_leaves(result)):
             number = given.get(_storage(leaf)) if _is_strided(leaf) else None
             if number is not None and leaf.dtype == inputs[number].dtype:
+                # A tensor whose sizes or strides were changed in place is the same object, but lies
+                # otherwise.
                 itself = leaf is inputs[number] and id(leaf) not in changes.reshaped
                 sizes, strides, offset = before[number] if itself else _synced(leaf)
                 first = before[number][2]
@@ -168,8 +171,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         return result
 
     functional = torch.func.functionalize(called, remove="mutations")
-    # Tensors that the function has from elsewhere, as a module its parameters, are constants of the
-    # graph.
+    # Tensors that are no inputs, such as a module's parameters, become constants of the graph.
     take = partial(make_fx, tracing_mode=mode, _allow_non_fake_inputs=True)
     try:
         traced = take(functional, decomposition_table=decompositions())(*example_inputs)
@@ -178,6 +180,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         if refusal is None:
             raise
         raise refusal from error
+    # Decompositions run after the first pass made the graph functional, and may change in place.
     if _changes_what_it_made(traced):
         functional = torch.func.functionalize(traced, remove="mutations")
         traced = take(functional, decomposition_table=decompositions())(*example_inputs)
@@ -186,7 +189,8 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
     traced.recompile()
     placeholders = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(placeholders, example_inputs, strict=False):
-        if isinstance(value, (bool, int, float)):  # part of the graph, unless it is a symbol there
+        # A number has no fake value, unless it became a symbol.
+        if isinstance(value, (bool, int, float)):
             node.meta.setdefault("val", value)
     traced.meta[RETURNED_INPUTS] = returned
     return traced
@@ -224,6 +228,7 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
             self.reshaped.add(id(target))
         if change != "numbers" or _is_whole(target):
             return function(*arguments, **keywords)
+        # Changed in a copy and copied back, since `copy_` keeps the strides.
         changed = target.clone()
         function(changed, *arguments[1:], **keywords)
         target.copy_(changed)
@@ -250,8 +255,8 @@ def _without_jiterator() -> Iterator[None]:
     ) -> Any:
         if any(map(torch._is_functional_tensor, tensors)):  # noqa: SLF001
             raise UnsupportedOperator(
-                f"{name}: a kernel of torch.cuda.jiterator is compiled where it is called, and is no"
-                " operator that a program could call: make it one by torch.library.custom_op",
+                f"{name}: a kernel of torch.cuda.jiterator is compiled where it is called, and is"
+                " no operator that a program could call: make it one by torch.library.custom_op",
                 operator=name,
             )
         return launch(code, name, by_reference, count, tensors, *rest)
@@ -263,7 +268,7 @@ def _without_jiterator() -> Iterator[None]:
         setattr(torch._C, _JITERATOR, launch)  # noqa: SLF001
 
 
-# Methods of Python's operators -> the operator of torch that they are.
+# Python's in-place operators -> torch's.
 _AUGMENTED = {
     "__iadd__": "add_",
     "__isub__": "sub_",

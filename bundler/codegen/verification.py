@@ -84,9 +84,11 @@ class Verifier:
         torchs = importlib.import_module("bundler.toolchain.reference_graph")
         graph = torchs.ReferenceGraph(self.module)
         try:
+            # Before the program, which may change its inputs.
             expected = graph.run(inputs)
         except Exception as error:
-            run()  # what it refuses, it says better
+            # If the program refuses these inputs too, its own message is the better one.
+            run()
             raise WrongResult(
                 "eager torch refuses what the program returned results for:"
                 f" {type(error).__name__}: {error}",

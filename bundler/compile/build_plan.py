@@ -13,15 +13,20 @@ from types import ModuleType
 from typing import Any
 
 from bundler.compile import module_import
-from bundler.compile.build_file import DtypeConstant, FunctionConstant, ListedKernel
 from bundler.compile.compile_job import Job, SourceRef
-from bundler.compile.declarations import LIST, Declaration, declarations_of
+from bundler.compile.declarations import (
+    LIST,
+    Declaration,
+    ListedKernel,
+    NamedConstant,
+    declarations_of,
+)
 from bundler.compile.module_import import ModulePlace
 from bundler.errors import BundlerError, CompileFailed, ConfigError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.toolchain import compile_call, jit_specialization
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 from bundler.toolchain.jit_specialization import Specialized
 
 Keywords = Mapping[str, Any]
@@ -137,7 +142,9 @@ class Plan:
         added: list[Job] = []
         for arguments, keywords in calls:
             try:
-                jobs = list(_jobs(kernel, source, arguments, keywords, target))
+                function = jit_specialization.jit_function(kernel).__name__
+                found = jit_specialization.specialize(kernel, arguments, keywords, target)
+                jobs = [job for one in found for job in jobs_of(function, source, one, target)]
             except Exception as error:  # noqa: BLE001  # heuristics, hooks and Triton's checks may raise anything
                 message = (
                     error.message
@@ -151,10 +158,11 @@ class Plan:
             # By key: two declarations may lead to the same kernel, which is built once.
             added += [self.jobs.setdefault(job.key, job) for job in jobs]
             if any(job.helpers_first for job in jobs):
-                self._note(name, target, _TWO_KEYS)
+                self.note(name, target, _TWO_KEYS)
         return added
 
-    def _note(self, name: str, target: Target, text: str) -> None:
+    def note(self, name: str, target: Target, text: str) -> None:
+        """Say once what was assumed of a kernel, or of a module."""
         note = (name, str(target), text)
         if note not in self.notes:
             self.notes.append(note)
@@ -210,7 +218,7 @@ class Plan:
             return None
         asked = module_import.refused(place, target)
         if asked:
-            self._note(
+            self.note(
                 place.name, target, f"asks Triton's driver for {', '.join(asked)} {_NO_ANSWER}"
             )
         return module
@@ -236,18 +244,6 @@ def _no_target(where: str, untargeted: Sequence[str], way_out: str) -> ConfigErr
 def source_of(place: ModulePlace, function: str) -> SourceRef:
     """Return the source of a function in a module file."""
     return SourceRef("module", function, place.name, place.path, place.root)
-
-
-def _jobs(
-    kernel: Any,
-    source: SourceRef,
-    arguments: Mapping[str, Spec],
-    keywords: Keywords,
-    target: Target,
-) -> Iterator[Job]:
-    name = jit_specialization.jit_function(kernel).__name__
-    for found in jit_specialization.specialize(kernel, arguments, keywords, target):
-        yield from jobs_of(name, source, found, target)
 
 
 def jobs_of(name: str, source: SourceRef, found: Specialized, target: Target) -> Iterator[Job]:
@@ -317,9 +313,9 @@ def _resolved(
 
 
 def _constant(module: ModuleType, value: Any) -> Any:
-    if isinstance(value, DtypeConstant):
+    if isinstance(value, NamedConstant) and value.kind == "dtype":
         return compile_call.decode_value(Value("dtype", value.name))
-    if isinstance(value, FunctionConstant):
+    if isinstance(value, NamedConstant):
         return jit_specialization.jit_function(module_import.function_in(module, value.name))
     # A named tuple stays what it is: a kernel reads its fields.
     return tuple(_constant(module, item) for item in value) if type(value) is tuple else value

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build`: a plan's jobs become one bundle; what a store has already is taken from there.  Called
 by the `build` command.
+
+`SharedCompiles`: each kernel is compiled once for everyone who uses a store; a program of the
+user's may give one to a `CompileService` as `once`, too.
 """
 
 from __future__ import annotations
@@ -10,24 +13,26 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from bundler.compile.build_plan import Failure, Plan
-from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.compile_job import Compiled, Job, bundle_of
 from bundler.compile.service import CompileService, Once
-from bundler.compile.service_arguments import memory_share, worker_count
 from bundler.compile.service_progress import Progress, ServiceCounters
-from bundler.compile.shared_compiles import SharedCompiles
+from bundler.compile.worker_pool import memory_share, worker_count
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_file import cleaned_up, os_errors
 from bundler.format.bundle_union import merge
+from bundler.format.entries import Kernel
 from bundler.format.manifest import Content, Observed
 from bundler.format.summary import Summarized
 from bundler.lifecycle.bundle_builder import Builder, join
+from bundler.lifecycle.compiled_once import compile_once
 from bundler.lifecycle.machine_store import Store
+from bundler.lifecycle.restoration import restore
 from bundler.store.kernel_records import KernelRecords
 from bundler.toolchain import identity
 
@@ -134,12 +139,9 @@ def build(
     def compile_and_collect() -> tuple[list[Compiled | BundlerError], _Collected]:
         with os_errors(folder, "make"):
             os.mkdir(folder, 0o700)
-        if executor is not None:
-            urls = store.urls if store is not None else ()
-            results = _compile_elsewhere(jobs, cache_dir, executor, urls, watch)
-        else:
-            once = _once(cache_dir, shared, compile_here)
-            results = _compile(jobs, cache_dir, workers, once, watch)
+        once = _once(cache_dir, shared, compile_here)
+        urls = store.urls if store is not None else ()
+        results = _compile(jobs, cache_dir, workers, once, executor, urls, watch)
         return results, _collect(jobs, results, cache_dir)
 
     results, (fresh, failures, elsewhere) = cleaned_up(
@@ -152,11 +154,16 @@ def build(
         failures += lost
     made = {result.key for result in results if isinstance(result, Compiled) and not result.hit}
     there = {kernel.key for kernel in fresh.kernels}
+    from_ir = [
+        result.key
+        for job, result in zip(jobs, results, strict=True)
+        if isinstance(result, Compiled) and job.source.kind == "ir"
+    ]
     return BuildResult(
         fresh if held is None else merge([held.bundle, fresh]),
         tuple(sorted(made & there)),
         tuple(sorted(in_store | (there - made))),
-        tuple(sorted(key for job, key in _keys(jobs, results) if job.source.kind == "ir")),
+        tuple(sorted(from_ir)),
         tuple(sorted(unsent)),
         (*plan.failures, *failures),
         tuple(plan.notes),
@@ -180,36 +187,32 @@ def _once(
 
 
 def _compile(
-    jobs: Sequence[Job], cache_dir: str, workers: int | None, once: Once | None, watch: Watch | None
-) -> list[Compiled | BundlerError]:
-    if not jobs:
-        return []
-    # Some IR crashes the compiler and its process, so IR is never compiled in this one.
-    isolate = workers is None or any(job.source.kind == "ir" for job in jobs)
-    count = min(worker_count(workers), len(jobs))
-    with CompileService(
-        count,
-        cache_dir=cache_dir,
-        isolate=isolate,
-        once=once,
-        on_progress=watch,
-        memory_bytes=memory_share(count) or None,
-    ) as service:
-        return service.compile_all(jobs)
-
-
-def _compile_elsewhere(
     jobs: Sequence[Job],
     cache_dir: str,
-    executor: Executor | Callable[[], Executor],
+    workers: int | None,
+    once: Once | None,
+    executor: Executor | Callable[[], Executor] | None,
     urls: Sequence[str],
     watch: Watch | None,
 ) -> list[Compiled | BundlerError]:
     if not jobs:
         return []
-    with CompileService(
-        cache_dir=cache_dir, on_progress=watch, executor=executor, publish_to=urls
-    ) as service:
+    if executor is not None:
+        service = CompileService(
+            cache_dir=cache_dir, on_progress=watch, executor=executor, publish_to=urls
+        )
+    else:
+        count = min(worker_count(workers), len(jobs))
+        service = CompileService(
+            count,
+            cache_dir=cache_dir,
+            # Some IR crashes the compiler and its process, so IR is never compiled in this one.
+            isolate=workers is None or any(job.source.kind == "ir" for job in jobs),
+            once=once,
+            on_progress=watch,
+            memory_bytes=memory_share(count) or None,
+        )
+    with service:
         return service.compile_all(jobs)
 
 
@@ -253,11 +256,6 @@ def _send(
     ), frozenset()
 
 
-def _keys(jobs: Sequence[Job], results: Sequence[Compiled | BundlerError]) -> list[tuple[Job, str]]:
-    pairs = zip(jobs, results, strict=True)
-    return [(job, result.key) for job, result in pairs if isinstance(result, Compiled)]
-
-
 def _collect(
     jobs: Sequence[Job], results: Sequence[Compiled | BundlerError], cache_dir: str
 ) -> _Collected:
@@ -278,3 +276,101 @@ def _collect(
         if reason is not None:
             failures.append(Failure(job.name, str(job.target), reason))
     return join([builder], identity.environment()), failures, elsewhere
+
+
+class SharedCompiles:
+    """What a `CompileService` takes as `once`: each kernel comes from the store, or is compiled by
+    one and published.
+
+    ::
+
+        shared = SharedCompiles(store, cache_dir)
+        with CompileService(cache_dir=cache_dir, once=shared) as service:
+            shared.fetch(jobs)  # what is there comes in one go
+            service.compile_all(jobs)
+
+    Guarantees and errors are those of `compile_once`: leases are renewed while a worker compiles, a
+    failed compile is told to those who wait for it, and when the store fails this process compiles
+    for itself.  Jobs without a known `key` are compiled here and not shared.  Thread-safe as the
+    store.
+
+    Args:
+        store: where kernels are shared.
+        cache_dir: where kernels go; the service's.
+    """
+
+    def __init__(self, store: Store, cache_dir: str | os.PathLike[str]) -> None:
+        self._store, self._cache_dir = store, os.path.abspath(cache_dir)
+        self._fetched: dict[str, Compiled] = {}
+        self._in_store: set[str] = set()
+
+    @property
+    def in_store(self) -> frozenset[str]:
+        """Keys of kernels that the store was seen to hold, or that were published there."""
+        return frozenset(self._in_store)
+
+    def fetch(self, jobs: Iterable[Job]) -> frozenset[str]:
+        """Put what the store has of these jobs' kernels into the cache directory; returns their
+        keys.
+
+        Raises:
+            StoreUnavailable, AccessDenied, StoreFull: the store cannot be read, or the directory
+                not be written.
+        """
+        started = time.monotonic()
+        wanted = [job.key for job in jobs if job.key]
+        with self._store.kernel_records().look_up(wanted).bundle as found:
+            placed = self._place(found)
+        seconds = (time.monotonic() - started) / max(1, len(placed))
+        self._in_store |= placed.keys()
+        self._fetched |= {
+            key: _as_compiled(kernel, self._cache_dir, seconds) for key, kernel in placed.items()
+        }
+        return frozenset(placed)
+
+    def __call__(self, job: Job, compile_here: Callable[[], Compiled]) -> Compiled:
+        """Return the kernel of a job from the store, or compile it here for all."""
+        fetched = self._fetched.get(job.key)
+        if fetched is not None and os.path.isdir(fetched.directory):
+            return fetched
+        if not job.key:
+            return compile_here()
+        started, made = time.monotonic(), list[Compiled]()
+
+        def compile_kernel() -> Bundle:
+            made.append(compile_here())
+            return bundle_of(self._cache_dir, [(made[-1], job.name)])
+
+        got = compile_once(self._store, job.key, compile_kernel)
+        if got.published:
+            self._in_store.add(job.key)
+        if made and got.how == "compiled":
+            return made[-1]
+        kernel = self._place(got.bundle).get(job.key)
+        if kernel is None:
+            return compile_here()
+        return _as_compiled(kernel, self._cache_dir, time.monotonic() - started)
+
+    def _place(self, bundle: Bundle) -> dict[str, Kernel]:
+        """Restore kernels; returns those that are in place, by key.  Their targets need not be this
+        machine's.
+        """
+        if not bundle.kernels:
+            return {}
+        report = restore(bundle, self._cache_dir, only="all", trust=self._store.trust)
+        there = {*report.restored, *report.present, *report.repaired}
+        return {kernel.key: kernel for kernel in bundle.kernels if kernel.key in there}
+
+
+def _as_compiled(kernel: Kernel, cache_dir: str, seconds: float) -> Compiled:
+    directory = os.path.join(cache_dir, kernel.key)
+    return Compiled(
+        kernel.key,
+        directory,
+        seconds,
+        (),
+        hit=True,
+        toolchain=kernel.toolchain,
+        facts=kernel.facts_bytes,
+        parts=kernel.parts_bytes,
+    )

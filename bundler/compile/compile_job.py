@@ -2,21 +2,25 @@
 """`Job`: one kernel to compile, as plain data for a worker; `Compiled`: its result.
 
 Build plans, tuners and programs make jobs for the service; a worker, or the service itself without
-workers, calls `perform`.
+workers, calls `perform`.  `source_job` makes a job of a kernel in a module's text.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from msgspec.structs import astuple
+
 from bundler.compile import module_import
 from bundler.compile.source_modules import source_module
-from bundler.compile.worker_messages import resolve
-from bundler.errors import BundlerError, CompileFailed, FormatError
+from bundler.compile.worker_messages import failure, resolve
+from bundler.errors import BundlerError, CompileFailed, ConfigError, FormatError
 from bundler.format import wire
+from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
@@ -31,13 +35,17 @@ from bundler.format.launch_spec import (
     paths_to_wire,
 )
 from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.collection import known_facts
-from bundler.toolchain import compile_call, jit_specialization
+from bundler.toolchain import compile_call, identity, jit_specialization
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.keys.encoding import encode_value
 
 SourceKind = Literal["module", "text", "ir"]
 _KINDS = ("module", "text", "ir")
+_NEEDED = frozenset({"signature", "target"})
+_KNOWN = _NEEDED | {"constants", "attributes", "options", "function"}
+_ALIGNED = "tt.divisibility"
 _MAYBE_BYTES = (bytes, type(None))
 _MAYBE_TEXT = (str, type(None))
 _MICROSECOND = 1e-6
@@ -134,21 +142,9 @@ class Job:
     @staticmethod
     def from_bytes(data: bytes) -> Job:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        kinds = (str, *[list] * 6, str, (bool, type(None)), _MAYBE_BYTES)
         name, source, signature, constants, attributes, options, target, key, first, facts = (
-            wire.fields(
-                wire.unpack(data, "job"),
-                "job",
-                str,
-                list,
-                list,
-                list,
-                list,
-                list,
-                list,
-                str,
-                (bool, type(None)),
-                _MAYBE_BYTES,
-            )
+            wire.fields(wire.unpack(data, "job"), "job", *kinds)
         )
         return Job(
             name,
@@ -194,35 +190,16 @@ class Compiled:
 
     def to_bytes(self) -> bytes:
         """Return the positional msgpack form."""
-        toolchain = [self.toolchain.release, self.toolchain.binary, self.toolchain.ptxas]
-        stages = [[name, seconds] for name, seconds in self.stages]
-        return wire.pack(
-            [
-                self.key,
-                self.directory,
-                self.seconds,
-                stages,
-                self.hit,
-                toolchain,
-                self.facts,
-                self.parts,
-            ]
-        )
+        stages, toolchain = [*map(list, self.stages)], [*astuple(self.toolchain)]
+        start = [self.key, self.directory, self.seconds, stages, self.hit]
+        return wire.pack([*start, toolchain, self.facts, self.parts])
 
     @staticmethod
     def from_bytes(data: bytes) -> Compiled:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        kinds = (str, str, float, list, bool, list, _MAYBE_BYTES, _MAYBE_BYTES)
         key, directory, seconds, stages, hit, toolchain, facts, parts = wire.fields(
-            wire.unpack(data, "result"),
-            "result",
-            str,
-            str,
-            float,
-            list,
-            bool,
-            list,
-            _MAYBE_BYTES,
-            _MAYBE_BYTES,
+            wire.unpack(data, "result"), "result", *kinds
         )
         times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
         who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
@@ -237,6 +214,103 @@ class Compiled:
         if builder.add_directory(self.key, Observation(layouts=("triton",), times_us=times), known):
             return None
         return dict(builder.left_out)[self.key]
+
+
+def source_job(name: str, text: Any, meta: Any) -> Job:
+    """Return the job of compiling one kernel of a module's text.
+
+    Args:
+        name: the kernel's, and of its function unless `meta` names another.
+        text: a Python module.
+        meta: see `CompileService.source`.
+
+    Raises:
+        ConfigError: something is missing, unknown or of the wrong type; or a value cannot be sent
+            to a worker.
+    """
+    if not isinstance(meta, Mapping) or not _NEEDED <= meta.keys() <= _KNOWN:
+        given = sorted(meta) if isinstance(meta, Mapping) else repr(meta)[:80]
+        raise ConfigError(
+            f"{name}: meta has {given}; expected {', '.join(sorted(_NEEDED))}, and perhaps "
+            f"{', '.join(sorted(_KNOWN - _NEEDED))}",
+            name=name,
+        )
+    parts = {
+        part: meta.get(part) or {} for part in ("signature", "constants", "attributes", "options")
+    }
+    odd = [part for part, value in parts.items() if not _is_named(value)]
+    if odd or not isinstance(text, str):
+        raise ConfigError(
+            f"{name}: {odd[0] if odd else 'the source'} is not of its type; names map to values",
+            name=name,
+        )
+    places = {argument: number for number, argument in enumerate(parts["signature"])}
+    return Job(
+        name,
+        SourceRef("text", str(meta.get("function", name)), data=text.encode()),
+        tuple((argument, _type(kind, name)) for argument, kind in parts["signature"].items()),
+        tuple(
+            ((_place(places, argument, name),), _value(value, argument, name))
+            for argument, value in parts["constants"].items()
+        ),
+        tuple(
+            ((_place(places, argument, name),), _attribute(value, argument, name))
+            for argument, value in parts["attributes"].items()
+        ),
+        _named(parts["options"], name),
+        _target(meta["target"], name),
+    )
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _place(places: Mapping[str, int], argument: str, name: str) -> int:
+    if argument not in places:
+        raise ConfigError(
+            f"{name}: {argument!r} is not in the signature, which lists every parameter of the"
+            " function in order; a constant's type there is 'constexpr'",
+            name=argument,
+        )
+    return places[argument]
+
+
+def _type(kind: Any, name: str) -> Value:
+    if isinstance(kind, tuple):
+        return Value("tuple", tuple(_type(item, name) for item in kind))
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{name}: a type is a text such as '*fp16', or a tuple of types, got {kind!r:.80}",
+            got=repr(kind),
+        )
+    return Value("str", kind)
+
+
+def _attribute(value: Any, argument: str, name: str) -> Value:
+    # A number is what users know: by how many bytes an address, or by which number a size, can be
+    # divided.
+    return _value([[_ALIGNED, value]] if type(value) is int else value, argument, name)
+
+
+def _named(values: Mapping[str, Any], name: str) -> Named:
+    return tuple((option, _value(value, option, name)) for option, value in values.items())
+
+
+def _value(value: Any, what: str, name: str) -> Value:
+    found = encode_value(value)
+    if not found.portable:
+        raise ConfigError(
+            f"{name}: the value of {what!r} cannot be sent to a worker: {found.payload}", name=what
+        )
+    return found
+
+
+def _target(target: Any, name: str) -> Target:
+    try:
+        return target if isinstance(target, Target) else Target.parse(str(target))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", got=str(target)) from error
 
 
 def perform(job: Job, cache_dir: str) -> Compiled:
@@ -334,6 +408,24 @@ def load_kernel(source: SourceRef, target: Target) -> Any:
         raise CompileFailed(
             f"{source.function}: {error}", name=source.function, reason=str(error)
         ) from error
+
+
+def bundle_of(
+    cache_dir: str,
+    made: Iterable[tuple[Compiled, str]],
+    environment: tuple[tuple[str, str], ...] | None = None,
+) -> Bundle:
+    """Return compiled kernels of a cache directory, each with the name of its job, as a bundle in
+    memory; raises `CompileFailed` for one that no bundle can hold.
+
+    `environment`: what `identity.environment` returned, from a caller that makes many bundles.
+    """
+    builder = Builder(cache_dir)
+    for compiled, name in made:
+        reason = compiled.add_to(builder)
+        if reason is not None:
+            raise failure(name, reason)
+    return join([builder], identity.environment() if environment is None else environment)
 
 
 def _ir_facts(recorded: bytes, known: KnownFacts) -> bytes | None:

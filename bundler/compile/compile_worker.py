@@ -41,6 +41,7 @@ from bundler.compile.worker_messages import (
     JobEnvironment,
     as_failure,
     encode_error,
+    failure,
     frame,
     read_printed,
     resolve,
@@ -50,7 +51,7 @@ from bundler.compile.worker_messages import (
 from bundler.errors import WorkerDied
 from bundler.format import wire
 from bundler.project import VERSION
-from bundler.toolchain.warmup import warm
+from bundler.toolchain.compile_call import warm
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16
@@ -325,15 +326,12 @@ def _answer(
         return frame(["done", number, result, time.perf_counter() - started]), True
     except MemoryError:
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        error = WorkerDied(
-            f"{name}: compiling it needs more memory than a worker may have ({limit >> 20} MiB); "
-            "give the service a larger memory_bytes, or the kernel smaller blocks",
-            name=name,
-            reason="out of memory",
-            line=None,
-            words=traceback.format_exc(),
+        said = (
+            f"compiling it needs more memory than a worker may have ({limit >> 20} MiB); give the"
+            " service a larger memory_bytes, or the kernel smaller blocks"
         )
+        error = failure(name, "out of memory", said, traceback.format_exc(), WorkerDied)
         return frame(["failed", number, encode_error(error)]), False
     except BaseException as error:  # noqa: BLE001  # also SystemExit: the job fails, not the worker
-        failure = with_printed(as_failure(name, error, traceback.format_exc()), _printed(begin))
-        return frame(["failed", number, encode_error(failure)]), True
+        told = with_printed(as_failure(name, error, traceback.format_exc()), _printed(begin))
+        return frame(["failed", number, encode_error(told)]), True

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a service and the workers of an engine (Dask, MPI, Ray) say to each other: one message and
-one answer a try, in msgpack.
+one answer a try, of one job or of several short ones, in msgpack.
 
 ::
 
-    message   [protocol, version, name, payload, compiler, source, environment, path, limits, setup, stores, client]
-    answers   ["done", worker, result, bundle, seconds] | ["failed", worker, error] | ["died", worker, how, printed]
-              | ["refused", worker, differences]
+    message   [protocol, version, number, jobs, target, compiler, source, environment, path, timeout,
+               memory, perform, preload, stores, client]
+    job       [name, payload, key]
+    answer    ["outcomes", worker, [outcome of each job]] | ["refused", worker, differences]
+    outcome   ["done", result, bundle, seconds] | ["failed", error] | ["died", how, printed]
 
 An engine pickles a reference to one public function, `engine_worker.run_job`, and these bytes;
 nothing else travels.  The first two items are read before the rest: a worker of another release
@@ -16,22 +18,30 @@ cannot know what the rest means.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from bundler.compile.worker_messages import JobEnvironment
 from bundler.format import wire
 from bundler.format.entries import Target
+from bundler.format.limits import DEFAULT_LIMITS
 from bundler.project import VERSION
 from bundler.toolchain.identity import installed_triton
 from bundler.toolchain.ptxas import ptxas_version
 
-PROTOCOL = 1
+PROTOCOL = 2
+# What a message may have in one member.
+Text = Annotated[str, msgspec.Meta(max_length=DEFAULT_LIMITS.string_bytes)]
+Data = Annotated[bytes, msgspec.Meta(max_length=DEFAULT_LIMITS.manifest_bytes)]
+# What `Compiler.differences` calls the parts of a compiler.
+_PARTS = ("triton-bundler", "Python", "Triton", "Triton's library", "ptxas")
 # What the name of a program's directory begins with.
 CLIENT_DIRECTORY = "triton-bundler-client-"
 # What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program
@@ -83,17 +93,16 @@ def host_of(worker: str) -> str:
     return worker.rpartition(":")[0]
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(Struct, array_like=True, frozen=True):
     """What decides about a kernel's key and bytes on a machine: our release, Python, Triton, its
     library and ptxas.
     """
 
-    bundler: str
-    python: str
-    triton: str
-    library: str
-    ptxas: str
+    bundler: Text
+    python: Text
+    triton: Text
+    library: Text
+    ptxas: Text
 
     @staticmethod
     def here(target: Target) -> Compiler:
@@ -112,20 +121,11 @@ class Compiler:
         """Return what `here` has otherwise than this one asks for, each as `what got, expected
         expected`.
         """
-        pairs = (
-            ("triton-bundler", self.bundler, here.bundler),
-            ("Python", self.python, here.python),
-            ("Triton", self.triton, here.triton),
-            ("Triton's library", self.library, here.library),
-            ("ptxas", self.ptxas, here.ptxas),
-        )
-        return [
-            f"{what} {got}, expected {expected}" for what, expected, got in pairs if expected != got
-        ]
+        parts = zip(_PARTS, astuple(self), astuple(here), strict=True)
+        return [f"{what} {got}, expected {wanted}" for what, wanted, got in parts if wanted != got]
 
 
-@dataclass(frozen=True)
-class WaitingClient:
+class WaitingClient(Struct, array_like=True, frozen=True):
     """How a worker on the same machine sees that nobody waits any more: the program's process, and
     a directory of its own.
 
@@ -133,15 +133,15 @@ class WaitingClient:
     was given up before.
     """
 
-    boot: str
-    namespace: str
+    boot: Text
+    namespace: Text
     process: int
-    directory: str
+    directory: Data
 
     @staticmethod
     def of(directory: str) -> WaitingClient:
         """Return one for this process."""
-        return WaitingClient(*_machine(), os.getpid(), directory)
+        return WaitingClient(*_machine(), os.getpid(), os.fsencode(directory))
 
     def gave_up(self, number: str) -> bool:
         """Whether the program or the job is given up; False where that cannot be seen from here."""
@@ -150,11 +150,11 @@ class WaitingClient:
         if not os.path.exists(f"/proc/{self.process}"):
             # Nobody else removes it.  A name of ours alone: whoever sends jobs may be wrong about
             # the rest.
-            if os.path.basename(self.directory).startswith(CLIENT_DIRECTORY):
+            if os.path.basename(self.directory).startswith(CLIENT_DIRECTORY.encode()):
                 shutil.rmtree(self.directory, ignore_errors=True)
             return True
         return not os.path.isdir(self.directory) or os.path.exists(
-            os.path.join(self.directory, number)
+            os.path.join(self.directory, os.fsencode(number))
         )
 
 
@@ -166,136 +166,65 @@ def _machine() -> tuple[str, str]:
         return "", ""
 
 
-@dataclass(frozen=True)
-class EngineJob:
-    """One try of one job, as a worker of an engine gets it.
+class EngineJob(Struct, array_like=True, frozen=True):
+    """A job in a message: the kernel's name, what `perform` gets, and the kernel's key, where that
+    is known.
+    """
+
+    name: Text
+    payload: Data
+    key: Text
+
+
+class EngineMessage(Struct, array_like=True, frozen=True, kw_only=True):
+    """One try of one job, or of several of one kind, as a worker of an engine gets it.
 
     Attributes:
-        name: the kernel's.
+        protocol, version: of the sender.
         number: tells this try from every other one; engines take equal calls for one.
-        payload: for `perform`.
-        target: what it is for.
+        jobs: what to do, one after the other.
+        target: what they are for: backend, architecture, warp size.
         compiler: what the worker has to have.
         source: path and SHA-256 of the module's file, which the worker has to have under that path;
-            empty where the job has its source.
+            empty where the jobs have their source.
         environment: what the worker has to set of the compiler's variables.
         path: the program's import path, for what the module imports.
-        timeout_s: how long it may take; 0 for ever.
+        timeout_s: how long a job may take; 0 for ever.
         memory_bytes: private memory that its process may have; 0 for as much as a worker has by
             default.
         perform, preload: `module:function`, as for the service's own workers.
-        stores: URLs of the store that it takes the kernel from, or publishes it into; empty to send
-            it back.
-        key: the kernel's key, where that is known.
+        stores: URLs of the store that it takes kernels from, or publishes them into; empty to send
+            them back.
         client: how to see that nobody waits any more.
     """
 
-    name: str
-    number: str
-    payload: bytes
-    target: Target
+    protocol: int = PROTOCOL
+    version: Text = VERSION
+    number: Text
+    jobs: tuple[EngineJob, ...]
+    target: tuple[Text, Text, int]
     compiler: Compiler
-    source: tuple[str, str]
-    environment: tuple[tuple[bytes, bytes], ...]
-    path: tuple[bytes, ...]
+    source: tuple[Data, Text]
+    environment: tuple[tuple[Data, Data], ...]
+    path: tuple[Data, ...]
     timeout_s: float
     memory_bytes: int
-    perform: str
-    preload: str
-    stores: tuple[str, ...]
-    key: str
+    perform: Text
+    preload: Text
+    stores: tuple[Text, ...]
     client: WaitingClient
 
-    def to_bytes(self) -> bytes:
-        """Return the message."""
-        seen, target, client = self.compiler, self.target, self.client
-        return wire.pack(
-            [
-                PROTOCOL,
-                VERSION,
-                self.name,
-                self.number,
-                self.payload,
-                [target.backend, target.arch, target.warp_size],
-                [seen.bundler, seen.python, seen.triton, seen.library, seen.ptxas],
-                [os.fsencode(self.source[0]), self.source[1]],
-                [list(pair) for pair in self.environment],
-                list(self.path),
-                float(self.timeout_s),
-                self.memory_bytes,
-                [self.perform, self.preload],
-                list(self.stores),
-                self.key,
-                [client.boot, client.namespace, client.process, os.fsencode(client.directory)],
-            ]
-        )
-
     @staticmethod
-    def from_bytes(data: bytes) -> EngineJob | str:
+    def from_bytes(data: bytes) -> EngineMessage | str:
         """Decode a message; returns the release that wrote it where that is another one.
 
         Raises:
             FormatError: it is no message.
         """
-        protocol, version, *rest = wire.unpack(data, "job of an engine")
-        if (protocol, version) != (PROTOCOL, VERSION):
-            return f"{version} (messages of kind {protocol})"
-        (
-            name,
-            number,
-            payload,
-            target,
-            compiler,
-            source,
-            environment,
-            path,
-            timeout_s,
-            memory_bytes,
-            functions,
-            stores,
-            key,
-            client,
-        ) = wire.fields(
-            rest,
-            "job of an engine",
-            str,
-            str,
-            bytes,
-            list,
-            list,
-            list,
-            list,
-            list,
-            float,
-            int,
-            list,
-            list,
-            str,
-            list,
-        )
-        file, digest = wire.fields(source, "source", bytes, str)
-        pairs: Any = tuple(
-            tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment
-        )
-        boot, namespace, process, directory = wire.fields(client, "client", str, str, int, bytes)
-        perform, preload = wire.fields(functions, "functions", str, str)
-        return EngineJob(
-            name,
-            number,
-            payload,
-            Target(*wire.fields(target, "target", str, str, int)),
-            Compiler(*wire.fields(compiler, "compiler", str, str, str, str, str)),
-            (os.fsdecode(file), digest),
-            pairs,
-            tuple(wire.expect(entry, bytes, "path") for entry in path),
-            timeout_s,
-            memory_bytes,
-            perform,
-            preload,
-            tuple(wire.expect(url, str, "store") for url in stores),
-            key,
-            WaitingClient(boot, namespace, process, os.fsdecode(directory)),
-        )
+        head = wire.decode(data, _HEADS, "message to an engine")
+        if (head.protocol, head.version) != (PROTOCOL, VERSION):
+            return f"{head.version} (messages of kind {head.protocol})"
+        return wire.decode(data, _MESSAGES, "message to an engine", walked=True)
 
     def environment_here(self) -> JobEnvironment:
         """Return this process's environment and import path, with what the program has of the
@@ -322,6 +251,53 @@ def _decides(name: bytes) -> bool:
     return text.startswith(_COMPILER_VARIABLES) and not text.startswith(_OF_THE_MACHINE)
 
 
-def new_number() -> str:
-    """Return a number for a try."""
-    return secrets.token_hex(12)
+class Done(Struct, array_like=True, frozen=True, tag="done"):
+    """A job's kernel, what `perform` said of it and how long it took; the bundle may be empty, or
+    hold the kernels of the outcomes after it too.
+    """
+
+    result: Data
+    bundle: Data
+    seconds: float
+
+
+class Failed(Struct, array_like=True, frozen=True, tag="failed"):
+    """The error of a job, as `encode_error` writes it."""
+
+    error: list[Any]
+
+
+class Died(Struct, array_like=True, frozen=True, tag="died"):
+    """How the process ended that did a job, and what it printed last."""
+
+    how: Data
+    words: Data
+
+
+class Outcomes(Struct, array_like=True, frozen=True, tag="outcomes"):
+    """A worker's answer: the outcome of each job, in order."""
+
+    worker: Text
+    jobs: list[Done | Failed | Died]
+
+
+class Refusal(Struct, array_like=True, frozen=True, tag="refused"):
+    """A worker's answer: what it has otherwise than a job needs it."""
+
+    worker: Text
+    differences: list[Data]
+
+
+class _Head(Struct, array_like=True):
+    protocol: Any
+    version: Any
+
+
+_HEADS = msgspec.msgpack.Decoder(_Head)
+_MESSAGES = msgspec.msgpack.Decoder(EngineMessage)
+_ANSWERS: msgspec.msgpack.Decoder[Outcomes | Refusal] = msgspec.msgpack.Decoder(Outcomes | Refusal)
+
+
+def read_answer(data: bytes) -> Outcomes | Refusal:
+    """Decode what a worker answered; raises `FormatError` for anything else."""
+    return wire.decode(data, _ANSWERS, "answer of an engine's worker")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_job`: what an engine (Dask, MPI, Ray) calls in its workers, with the bytes of one job;
+"""`run_job`: what an engine (Dask, MPI, Ray) calls in its workers, with the bytes of one message;
 returns the bytes of its answer.
 
 The compile is done by processes of the service's kind that the engine's worker starts and keeps, so
@@ -21,21 +21,31 @@ import threading
 import time
 from concurrent.futures import CancelledError, wait
 
-from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.engine_messages import Compiler, EngineJob, worker_name
-from bundler.compile.pool_tasks import Task, TaskOutcome
-from bundler.compile.service_arguments import IDLE_S, QUEUE_LIMIT, memory_share, worker_count
-from bundler.compile.shared_compiles import bundle_of
+from bundler.compile.compile_job import Compiled, bundle_of
+from bundler.compile.engine_messages import (
+    Compiler,
+    Died,
+    Done,
+    EngineJob,
+    EngineMessage,
+    Failed,
+    Outcomes,
+    Refusal,
+    worker_name,
+)
+from bundler.compile.pool_tasks import Task
 from bundler.compile.worker_messages import as_failure, encode_error, resolve, tail
-from bundler.compile.worker_pool import WorkerPool
+from bundler.compile.worker_pool import IDLE_S, QUEUE_LIMIT, WorkerPool, memory_share, worker_count
 from bundler.compile.worker_processes import WorkerPlan
 from bundler.errors import BundlerError, CompileFailed
 from bundler.fork_safety import after_fork
 from bundler.format import wire
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular
+from bundler.format.entries import Target
 from bundler.lifecycle.compiled_once import compile_once
 from bundler.lifecycle.machine_store import Store, open_store
+from bundler.package_loggers import logger
 from bundler.project import VERSION
 from bundler.toolchain import identity
 
@@ -47,38 +57,48 @@ _PERFORM = "bundler.compile.engine_worker:compile_apart"
 _FOLDER = "triton-bundler-engine-"
 # What a worker that was killed left behind is removed by a later one.
 _STALE_S = 24 * 3600.0
+_LOG = logger("bundler.compile")
 
 
 def run_job(message: bytes) -> bytes:
-    """Do a job that a service sent, in a worker of an engine; for `CompileService(executor=...)`,
-    which makes the message.
+    """Do what a service sent, in a worker of an engine; for `CompileService(executor=...)`, which
+    makes the message.
 
     Never raises for what happens to a kernel: the answer says it.
 
     Raises:
         FormatError: the message is none.
     """
-    asked = EngineJob.from_bytes(message)
+    asked = EngineMessage.from_bytes(message)
     if isinstance(asked, str):
         return _refused([f"triton-bundler {VERSION}, expected {asked}"])
-    differences = asked.compiler.differences(Compiler.here(asked.target)) + _source_differs(asked)
-    return _refused(differences) if differences else _WORKER.run(asked)
+    here = Compiler.here(Target(*asked.target))
+    differences = asked.compiler.differences(here) + _source_differs(asked)
+    if differences:
+        return _refused(differences)
+    return wire.encode(Outcomes(worker_name(), _WORKER.run(asked)))
 
 
 def compile_apart(payload: bytes, cache_dir: str) -> bytes:
-    """Compile in a directory of the job's own, and return what came out together with its files, as
-    a bundle.
+    """Compile in a directory of the jobs' own; returns what came out of each and how long it took,
+    and a bundle of all kernels.
 
     Runs in a process that the engine's worker started; `run_job` names it.
     """
-    perform, folder, job = wire.fields(wire.unpack(payload, "job"), "job", str, str, bytes)
+    perform, folder, jobs = wire.fields(wire.unpack(payload, "jobs"), "jobs", str, str, list)
     own = os.path.join(cache_dir, folder)
-    data: bytes = resolve(perform)(job, own)
-    compiled = Compiled.from_bytes(data)
-    if not compiled.key or not os.path.isdir(os.path.join(own, compiled.key)):
-        return wire.pack([data, b""])
-    with bundle_of(compiled, Job.from_bytes(job), _environment()) as bundle:
-        return wire.pack([data, bundle.to_bytes(level=_LEVEL)])
+    made, results = [], []
+    for name, job in (wire.fields(one, "job", str, bytes) for one in jobs):
+        began_s = time.monotonic()
+        data: bytes = resolve(perform)(job, own)
+        results.append([data, time.monotonic() - began_s])
+        compiled = Compiled.from_bytes(data)
+        if compiled.key and os.path.isdir(os.path.join(own, compiled.key)):
+            made.append((compiled, name))
+    if not made:
+        return wire.pack([results, b""])
+    with bundle_of(own, made, _environment()) as bundle:
+        return wire.pack([results, bundle.to_bytes(level=_LEVEL)])
 
 
 @functools.cache
@@ -103,71 +123,80 @@ class _EngineWorker:
         self._lock = threading.Lock()
         self._pools: dict[tuple[str, int], WorkerPool] = {}
         self._stores: dict[tuple[str, ...], Store] = {}
-        self._sources: dict[str, str] = {}
+        self._sources: dict[bytes, str] = {}
         self._root: str | None = None
 
-    def run(self, asked: EngineJob) -> bytes:
-        """Do a job whose compiler is the one that this machine has."""
-        try:
-            if asked.stores and asked.key:
-                return self._through_store(asked)
-            outcome = self._compile(asked)
-        except _Died as death:
-            return wire.pack(["died", worker_name(), tail(death.how), tail(death.words)])
-        except (
-            Exception,  # noqa: BLE001
-            CancelledError,
-        ) as error:  # whatever happens is the answer
-            failure = as_failure(asked.name, error, "")
-            return wire.pack(["failed", worker_name(), encode_error(failure)])
-        data, bundle = wire.fields(wire.unpack(outcome.data, "result"), "result", bytes, bytes)
-        return _done(data, bundle, outcome.worker_s)
+    def run(self, asked: EngineMessage) -> list[Done | Failed | Died]:
+        """Do jobs whose compiler is the one that this machine has; returns the outcome of each."""
+        if len(asked.jobs) > 1 and not asked.stores:
+            try:
+                return [*self._compile(asked, asked.jobs, asked.number)]
+            except Exception as error:  # noqa: BLE001  # each alone shows whose it is
+                _LOG.debug("%d jobs are done one by one: %s", len(asked.jobs), error)
+        return [self._one(asked, job, number) for number, job in enumerate(asked.jobs)]
 
-    def _through_store(self, asked: EngineJob) -> bytes:
+    def _one(self, asked: EngineMessage, job: EngineJob, number: int) -> Done | Failed | Died:
+        # A pool refuses a task whose name has ended a process.
+        name = f"{asked.number}-{number}"
+        try:
+            if asked.stores and job.key:
+                return self._through_store(asked, job, name)
+            return self._compile(asked, (job,), name)[0]
+        except _ProcessEnded as death:
+            return Died(tail(death.how), tail(death.words))
+        except Exception as error:  # noqa: BLE001  # whatever happens is the answer
+            return Failed(encode_error(as_failure(job.name, error, "")))
+
+    def _through_store(self, asked: EngineMessage, job: EngineJob, name: str) -> Done:
         """Take the kernel from the store, or compile it, once for all who use that store, and
         publish it.
         """
-        began_s, made = time.monotonic(), list[tuple[bytes, bytes]]()
+        began_s, made = time.monotonic(), list[Done]()
 
         def compile_kernel() -> Bundle:
-            outcome = self._compile(asked)
-            data, bundle = wire.fields(wire.unpack(outcome.data, "result"), "result", bytes, bytes)
-            made.append((data, bundle))
-            return Bundle.from_bytes(bundle)
+            made.extend(self._compile(asked, (job,), name))
+            return Bundle.from_bytes(made[-1].bundle)
 
-        got = compile_once(self._store(asked.stores), asked.key, compile_kernel)
+        got = compile_once(self._store(asked.stores), job.key, compile_kernel)
         seconds = time.monotonic() - began_s
         # What the store did not take goes back to the program, which sends it later or says that it
         # is not there.
         unsent = b"" if got.published else got.bundle.to_bytes()
         if made and got.how in {"compiled", "late"}:
-            return _done(made[-1][0], unsent, seconds)
-        found = Compiled(asked.key, "", seconds, (), hit=True)
-        return _done(found.to_bytes(), unsent, seconds)
+            return Done(made[-1].result, unsent, seconds)
+        return Done(Compiled(job.key, "", seconds, (), hit=True).to_bytes(), unsent, seconds)
 
-    def _compile(self, asked: EngineJob) -> TaskOutcome:
-        """Have a process compile; raises `_Died` when that ended it, and what the compile
+    def _compile(self, asked: EngineMessage, jobs: tuple[EngineJob, ...], name: str) -> list[Done]:
+        """Have a process compile; raises `_ProcessEnded` when that ended it, and what the compile
         raised.
         """
+        if asked.client.gave_up(asked.number):
+            raise CancelledError
         with self._lock:
             pool, root = self._pool(asked)
-        payload = wire.pack([asked.perform, asked.number, asked.payload])
+        payload = wire.pack([asked.perform, name, [[job.name, job.payload] for job in jobs]])
         environment = asked.environment_here()
-        task = Task(asked.name, asked.number, "", payload, environment, asked.timeout_s or None)
+        task = Task(jobs[0].name, name, "", payload, environment, asked.timeout_s or None)
         try:
             pool.submit(task)
             while not wait([task.future], LOOK_S).done:
                 if asked.client.gave_up(asked.number):
                     task.future.cancel()
-            return task.future.result()
+            made = wire.unpack(task.future.result().data, "results")
         except CompileFailed as error:
             if task.deaths or task.misses:
-                raise _Died(str(error.facts["reason"]), str(error.facts["words"])) from error
+                raise _ProcessEnded(error.facts["reason"], error.facts["words"]) from error
             raise
         finally:
-            shutil.rmtree(os.path.join(root, asked.number), ignore_errors=True)
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+        results, bundle = wire.fields(made, "results", list, bytes)
+        pairs = [wire.fields(result, "result", bytes, float) for result in results]
+        return [
+            Done(data, b"" if number else bundle, seconds)
+            for number, (data, seconds) in enumerate(pairs)
+        ]
 
-    def _pool(self, asked: EngineJob) -> tuple[WorkerPool, str]:
+    def _pool(self, asked: EngineMessage) -> tuple[WorkerPool, str]:
         if self._root is None:
             _sweep()
             self._root = tempfile.mkdtemp(prefix=_FOLDER)
@@ -195,7 +224,7 @@ class _EngineWorker:
             return self._stores[urls]
 
 
-class _Died(Exception):
+class _ProcessEnded(Exception):
     """A process that compiled was ended by its job."""
 
     def __init__(self, how: str, words: str) -> None:
@@ -203,17 +232,13 @@ class _Died(Exception):
         self.how, self.words = how, words
 
 
-def _done(data: bytes, bundle: bytes, seconds: float) -> bytes:
-    return wire.pack(["done", worker_name(), data, bundle, seconds])
-
-
 def _refused(differences: list[str]) -> bytes:
-    return wire.pack(["refused", worker_name(), [tail(text) for text in differences]])
+    return wire.encode(Refusal(worker_name(), [*map(tail, differences)]))
 
 
-def _source_differs(asked: EngineJob) -> list[str]:
+def _source_differs(asked: EngineMessage) -> list[str]:
     """Return what is wrong with the module's file here, in a list that is empty when nothing is."""
-    path, expected = asked.source
+    path, expected = os.fsdecode(asked.source[0]), asked.source[1]
     if not path:
         return []
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ExecutorPool`: tasks are done by the workers of an engine, through its
-`concurrent.futures.Executor`; in place of a `WorkerPool`.
+`concurrent.futures.Executor`; in place of a `WorkerPool`.  `job_groups.py` decides what goes when.
 
 The engine has workers, queue and placement; here is what a service promises beyond that: a task
 whose worker is lost is tried again once, an executor that broke is made anew where there is a
@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import os
 import queue
+import secrets
 import shutil
 import tempfile
 import threading
@@ -22,23 +23,30 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.engine_messages import (
     CLIENT_DIRECTORY,
     Compiler,
+    Died,
+    Done,
     EngineJob,
+    EngineMessage,
+    Failed,
+    Outcomes,
+    Refusal,
     WaitingClient,
     compiler_variables,
     host_of,
-    new_number,
+    read_answer,
 )
 from bundler.compile.engine_worker import run_job
 from bundler.compile.job_futures import CompileFuture
+from bundler.compile.job_groups import JobGroups
 from bundler.compile.pool_tasks import Task, TaskOutcome
-from bundler.compile.worker_messages import as_failure, decode_error
-from bundler.errors import BundlerError, ConfigError, ToolchainMismatch
+from bundler.compile.worker_messages import as_failure, decode_error, failure
+from bundler.compile.worker_processes import WorkerPlan
+from bundler.errors import BundlerError, ConfigError, FormatError, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.format import wire
 from bundler.format.bundle import Bundle
@@ -57,29 +65,13 @@ _LOG = logger("bundler.compile")
 MakeExecutor = Callable[[], Executor]
 
 
-@dataclass(frozen=True)
-class EnginePlan:
-    """What the workers of an engine are to do.
-
-    Attributes:
-        perform, preload: `module:function`.
-        cache_dir: where kernels go that workers send back.
-        memory_bytes: private memory of a process that compiles; 0 for its part of its machine's.
-        stores: URLs of a store that workers publish into; empty to send kernels back.
-    """
-
-    perform: str
-    preload: str
-    cache_dir: str
-    memory_bytes: int
-    stores: tuple[str, ...] = ()
-
-
 @dataclass(eq=False)
 class _Try:
-    """One try of a task: its number, the engine's future, and the executor it was given to."""
+    """Tasks that went to an engine in one message: its number, the executor that it was given to,
+    and the engine's future.
+    """
 
-    task: Task
+    tasks: list[Task]
     number: str
     executor: Executor
     future: Future[bytes] | None = None
@@ -89,7 +81,8 @@ class ExecutorPool:
     """Has tasks done by an engine.
 
     Guarantees: each task's future is settled.  A task whose worker is lost, or that ends the
-    process that compiles it, is tried again once, and then fails with its name.  A worker of
+    process that compiles it, is tried again once, and then fails with its name; of tasks that went
+    to a lost worker together each is tried alone first, which does not count.  A worker of
     another compiler refuses a task before it compiles; so does a second one, and then the task
     fails with the name of both.  `close` without waiting takes back what no worker has begun, and
     ends what runs on this machine. Does not guarantee: that a compile on another machine ends
@@ -99,22 +92,31 @@ class ExecutorPool:
     Args:
         executor: what does the tasks; or a function that makes it, which is called again after it
             broke, and what it made is shut down at the end.
-        plan: what workers do.
+        plan: what workers do, and where kernels go that they send back; without a bound of memory
+            a process that compiles has its part of its machine's.
         queue_limit: `submit` waits while so many tasks are under way.
         source_of: returns path and digest of the module's file of a task's job.
         on_worker: is told the name of the worker that answered.
+        stores: URLs of a store that workers publish into; empty to send kernels back.
     """
 
     def __init__(
         self,
         executor: Executor | MakeExecutor,
-        plan: EnginePlan,
+        plan: WorkerPlan,
         queue_limit: int,
         source_of: Callable[[Job], tuple[str, str]],
         on_worker: Callable[[str], None] = lambda _: None,
+        stores: tuple[str, ...] = (),
     ) -> None:
-        _check(executor)
+        if not (isinstance(executor, Executor) or callable(executor)):
+            raise ConfigError(
+                f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
+                " Client.get_executor() of Dask, or a function that makes one",
+                got=repr(executor)[:80],
+            )
         self._plan, self._limit, self._source_of = plan, queue_limit, source_of
+        self._stores = stores
         self._make = None if isinstance(executor, Executor) else executor
         self._executor = executor if isinstance(executor, Executor) else None
         self._on_worker = on_worker
@@ -132,7 +134,9 @@ class ExecutorPool:
     def _begin_anew(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: JobGroups[Task] = JobGroups()
         self._tries: dict[Task, _Try] = {}
+        self._sent: set[_Try] = set()
         self._under_way: set[Task] = set()
         self._thread: threading.Thread | None = None
         self._refusals: dict[Task, list[str]] = {}
@@ -198,7 +202,7 @@ class ExecutorPool:
             self._changed.notify_all()
             thread, self._thread = self._thread, None
             executor, self._executor = self._executor, None
-            left = [tried.future for tried in self._tries.values() if tried.future is not None]
+            left = [tried.future for tried in list(self._sent) if tried.future]
         if not wait:
             for future in left:
                 future.cancel()
@@ -232,14 +236,22 @@ class ExecutorPool:
     # What follows runs in the pool's thread alone.
 
     def _serve(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (event := self._next_event()) is not None:
             try:
                 event()
+                while tasks := self._waiting.take(len(self._sent)):
+                    self._send(tasks)
             except Exception:  # noqa: BLE001  # the seam: no other future may be left waiting
                 _LOG.exception("the compile service could not handle an answer")
         for task in list(self._under_way):
             task.future.cancel()
             self._forget(task)
+
+    def _next_event(self) -> Callable[[], None] | None:
+        try:
+            return self._events.get(timeout=self._waiting.pause_s())
+        except queue.Empty:
+            return lambda: None  # more may be sent without an answer
 
     def _engine(self) -> Executor:
         with self._changed:
@@ -247,65 +259,90 @@ class ExecutorPool:
                 if self._make is None:
                     raise ConfigError("this compile service was closed; make another one")
                 made = self._make()
-                _check_made(made)
+                if not isinstance(made, Executor):
+                    raise ConfigError(
+                        f"the function that makes the executor returned {made!r:.80}; expected a"
+                        " concurrent.futures.Executor",
+                        got=repr(made)[:80],
+                    )
                 self._executor = made
             return self._executor
 
     def _give(self, task: Task) -> None:
-        if task.future.done():
-            self._forget(task)
+        try:
+            job = Job.from_bytes(task.payload)
+            kind = (job.target, self._source_of(job), task.timeout_s, task.environment)
+        except BundlerError as error:  # a module that is gone
+            self._settle(task, error=error)
+        else:
+            self._waiting.add(task, kind)
+
+    def _send(self, tasks: list[Task]) -> None:
+        """Send tasks of one kind in one message, without those that nobody waits for any more."""
+        tasks = self._waited_for(tasks)
+        if not tasks:
             return
-        number = new_number()
         try:
             executor = self._engine()
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
-            self._settle(task, error=as_failure(task.name, error, ""))
+            for task in tasks:
+                self._settle(task, error=as_failure(task.name, error, ""))
             return
-        tried = self._tries[task] = _Try(task, number, executor)
+        tried = _Try(tasks, secrets.token_hex(12), executor)
+        self._tries.update(dict.fromkeys(tasks, tried))
         try:
-            future = executor.submit(run_job, self._message(task, number))
-        except BundlerError as error:  # too large, or a module that is gone
-            self._settle(task, error=error)
+            future = executor.submit(run_job, self._message(tasks, tried.number))
+        except BundlerError as error:  # the message cannot be made, which may be for one of them
+            if len(tasks) == 1:
+                self._settle(tasks[0], error=error)
+            else:
+                self._send_each(tasks)
         except Exception as error:  # noqa: BLE001  # engines raise what they like when they are gone
             self._lost(tried, error)
         else:
             tried.future = future
+            self._sent.add(tried)
             future.add_done_callback(
                 lambda done: self._events.put(lambda: self._handle(tried, done))
             )
 
-    def _message(self, task: Task, number: str) -> bytes:
-        job, plan = Job.from_bytes(task.payload), self._plan
-        compiler = self._compilers.get(job.target)
-        if compiler is None:
-            compiler = self._compilers[job.target] = Compiler.here(job.target)
-        return EngineJob(
-            task.name,
-            number,
-            task.payload,
-            job.target,
-            compiler,
-            self._source_of(job),
-            compiler_variables(task.environment.environment),
-            task.environment.path,
-            task.timeout_s or 0.0,
-            plan.memory_bytes,
-            plan.perform,
-            plan.preload,
-            plan.stores,
-            job.key,
-            self._client,
-        ).to_bytes()
+    def _send_each(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            self._send([task])
+
+    def _message(self, tasks: list[Task], number: str) -> bytes:
+        jobs, plan, first = [Job.from_bytes(task.payload) for task in tasks], self._plan, tasks[0]
+        target = jobs[0].target
+        if target not in self._compilers:
+            self._compilers[target] = Compiler.here(target)
+        path, digest = self._source_of(jobs[0])
+        message = EngineMessage(
+            number=number,
+            jobs=tuple(
+                EngineJob(task.name, task.payload, job.key)
+                for task, job in zip(tasks, jobs, strict=True)
+            ),
+            target=(target.backend, target.arch, target.warp_size),
+            compiler=self._compilers[target],
+            source=(os.fsencode(path), digest),
+            environment=compiler_variables(first.environment.environment),
+            path=first.environment.path,
+            timeout_s=first.timeout_s or 0.0,
+            memory_bytes=plan.memory_bytes,
+            perform=plan.perform,
+            preload=plan.preload,
+            stores=self._stores,
+            client=self._client,
+        )
+        return wire.encode(message)
 
     def _handle(self, tried: _Try, done: Future[bytes]) -> None:
         # The engine keeps a result on its worker as long as there is a reference to its future, and
         # the future refers to this try.
-        task, tried.future = tried.task, None
-        if self._tries.get(task) is not tried:
-            return  # cancelled meanwhile, or an answer to an earlier try
-        if task.future.done():
-            self._forget(task)
-            return
+        tried.future = None
+        self._sent.discard(tried)
+        if not self._tasks_of(tried):
+            return  # cancelled meanwhile
         try:
             answer = done.result()
         except (
@@ -316,47 +353,77 @@ class ExecutorPool:
             return
         self._broken = 0  # an executor that gets a task done is counted as sound again
         try:
-            what, worker, *rest = wire.unpack(answer, "answer of an engine's worker")
-            self._on_worker(worker)
-            self._handle_answer(task, what, worker, rest)
-        except BundlerError as error:
-            self._settle(task, error=error)
+            self._handle_answer(tried, read_answer(answer))
+        except Exception as error:  # noqa: BLE001  # whatever it is, none may be left waiting
+            for task in self._tasks_of(tried):
+                self._settle(task, error=as_failure(task.name, error, ""))
 
-    def _handle_answer(self, task: Task, what: str, worker: str, rest: list[Any]) -> None:
-        if what == "done":
-            data, bundle, worker_s = wire.fields(rest, "answer", bytes, bytes, float)
-            queued_s = max(0.0, time.monotonic() - task.submitted_s - worker_s)
-            self._settle(task, TaskOutcome(self._placed(data, bundle), queued_s, worker_s))
-        elif what == "failed":
-            (error,) = wire.fields(rest, "failure", list)
-            self._settle(task, error=decode_error(error))
-        elif what == "died":
-            how, words = (
-                text.decode("utf-8", "replace") for text in wire.fields(rest, "death", bytes, bytes)
+    def _handle_answer(self, tried: _Try, answer: Outcomes | Refusal) -> None:
+        self._on_worker(answer.worker)
+        if isinstance(answer, Refusal):
+            for task in self._tasks_of(tried):
+                self._refused(task, answer)
+            return
+        if len(answer.jobs) != len(tried.tasks):
+            raise FormatError(
+                f"answer of {answer.worker}: expected the outcomes of {len(tried.tasks)} jobs, got"
+                f" {len(answer.jobs)}",
+                got=len(answer.jobs),
             )
+        done = [outcome for outcome in answer.jobs if isinstance(outcome, Done)]
+        self._waiting.note(answer.worker, [one.seconds for one in done])
+        # All of them before any future is settled: one bundle may hold the kernels of several.
+        unplaced = dict[str, str]()
+        for one in done:
+            if one.bundle:
+                with Bundle.from_bytes(one.bundle) as sent:
+                    unplaced |= restore(sent, self._plan.cache_dir, only="all").skipped
+        for task, outcome in zip(tried.tasks, answer.jobs, strict=True):
+            if self._tries.get(task) is tried:
+                self._handle_outcome(task, answer.worker, outcome, unplaced)
+
+    def _handle_outcome(
+        self, task: Task, worker: str, outcome: Done | Failed | Died, unplaced: dict[str, str]
+    ) -> None:
+        if isinstance(outcome, Failed):
+            self._settle(task, error=decode_error(outcome.error))
+        elif isinstance(outcome, Died):
+            how, words = (part.decode("utf-8", "replace") for part in (outcome.how, outcome.words))
             self._try_again(task, f"{how} (a worker of {host_of(worker)})", words)
         else:
-            (texts,) = wire.fields(rest, "refusal", list)
-            self._refused(task, worker, [text.decode("utf-8", "replace") for text in texts])
+            compiled = Compiled.from_bytes(outcome.result)
+            if compiled.key in unplaced:
+                why = f"what {worker} sent cannot be placed: {unplaced[compiled.key]}"
+                self._settle(task, error=failure(task.name, why))
+                return
+            directory = os.path.join(self._plan.cache_dir, compiled.key)
+            queued_s = max(0.0, time.monotonic() - task.submitted_s - outcome.seconds)
+            data = replace(compiled, directory=directory).to_bytes()
+            self._settle(task, TaskOutcome(data, queued_s, outcome.seconds))
 
-    def _placed(self, data: bytes, bundle: bytes) -> bytes:
-        """Put a kernel that a worker sent into the cache directory; returns the result with that
-        directory.
-        """
-        compiled, root = Compiled.from_bytes(data), self._plan.cache_dir
-        directory = os.path.join(root, compiled.key)
-        if bundle:
-            with Bundle.from_bytes(bundle) as sent:
-                restore(sent, root, only="all")
-        return replace(compiled, directory=directory).to_bytes()
+    def _waited_for(self, tasks: list[Task]) -> list[Task]:
+        """Return the tasks that somebody waits for; the others are forgotten."""
+        for task in tasks:
+            if task.future.done():
+                self._forget(task)
+        return [task for task in tasks if task in self._under_way]
+
+    def _tasks_of(self, tried: _Try) -> list[Task]:
+        """Return the tasks that wait for the answer to this try and to no other one."""
+        return self._waited_for([task for task in tried.tasks if self._tries.get(task) is tried])
 
     def _lost(self, tried: _Try, error: BaseException) -> None:
         """Handle what an engine says instead of an answer: its worker, its scheduler or the
         executor is gone.
         """
         how = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        tasks = self._tasks_of(tried)
         if not isinstance(error, BrokenExecutor):
-            self._try_again(tried.task, how, "", lost=True)
+            if len(tried.tasks) == 1:
+                self._try_again(tried.tasks[0], how, "", lost=True)
+            else:  # any of them may have ended the worker
+                self.retried += len(tasks)
+                self._send_each(tasks)
             return
         # An executor that broke took every task with it, so no task counts as having ended a
         # worker.
@@ -370,28 +437,30 @@ class ExecutorPool:
             reason = (
                 f"the executor broke: {how}; give a function that makes one, and it is called again"
             )
-            self._settle(tried.task, error=tried.task.without_workers(reason))
         elif self._broken >= EXECUTORS:
             reason = f"{EXECUTORS} executors broke one after the other: {how}"
-            self._settle(tried.task, error=tried.task.without_workers(reason))
         else:
-            self._give(tried.task)
+            self._send_each(tasks)
+            return
+        for task in tasks:
+            self._settle(task, error=task.without_workers(reason))
 
     def _try_again(self, task: Task, how: str, words: str, *, lost: bool = False) -> None:
         task.deaths += 1
         if task.deaths < TRIES:
             self.retried += 1
-            self._give(task)
+            self._send([task])
         elif lost:
             self._settle(task, error=task.lost_by_engine(how))
         else:
             self._settle(task, error=task.killed_workers(how, words))
 
-    def _refused(self, task: Task, worker: str, differences: list[str]) -> None:
+    def _refused(self, task: Task, refusal: Refusal) -> None:
+        differences = "; ".join(part.decode("utf-8", "replace") for part in refusal.differences)
         refusals = self._refusals.setdefault(task, [])
-        refusals.append(f"{worker} has {'; '.join(differences)}")
+        refusals.append(f"{refusal.worker} has {differences}")
         if len(refusals) < TRIES:
-            self._give(task)
+            self._send([task])
             return
         told = " and ".join(dict.fromkeys(refusals))
         self._settle(
@@ -400,7 +469,7 @@ class ExecutorPool:
                 f"{task.name}: not compiled, since its workers are not like this process: {told};"
                 " install the same there, or leave such workers out of the engine",
                 name=task.name,
-                worker=worker,
+                worker=refusal.worker,
                 got=told,
             ),
         )
@@ -411,8 +480,8 @@ class ExecutorPool:
         """
         tried = self._tries.get(task)
         self._forget(task)
-        if tried is None or self._closing:
-            return
+        if tried is None or self._closing or self._tasks_of(tried):
+            return  # other jobs of its message are still waited for
         with contextlib.suppress(OSError), open(os.path.join(self._directory, tried.number), "xb"):
             pass
         if tried.future is not None:
@@ -440,21 +509,3 @@ def shut_down(executor: Executor, *, wait: bool) -> None:
         executor.shutdown(wait=wait, **more)
     except Exception:  # noqa: BLE001  # an engine that is gone has nothing left to shut down
         _LOG.warning("the executor could not be shut down", exc_info=True)
-
-
-def _check(executor: object) -> None:
-    if not (isinstance(executor, Executor) or callable(executor)):
-        raise ConfigError(
-            f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
-            " Client.get_executor() of Dask, or a function that makes one",
-            got=repr(executor)[:80],
-        )
-
-
-def _check_made(executor: object) -> None:
-    if not isinstance(executor, Executor):
-        raise ConfigError(
-            f"the function that makes the executor returned {executor!r:.80}; expected a"
-            " concurrent.futures.Executor",
-            got=repr(executor)[:80],
-        )

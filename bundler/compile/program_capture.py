@@ -8,7 +8,7 @@ that for the target.
         model(torch.randn(8, 1024, device="cuda")).sum().backward()
     capture.build().save("warm.tbundle")
 
-No tensor has memory, no kernel runs, and no GPU is asked. `toolchain/program_imitation.py` has the
+No tensor has memory, no kernel runs, and no GPU is asked. `toolchain/imitation/program_imitation.py` has the
 stand-ins; what was heard becomes jobs of the compile service, or of a forked child of this process
 (`ForkedCompiles`): a worker imports the module of a kernel again, and a captured program may have
 its kernels in a script whose import would run it, or inside a function. A child has the very
@@ -35,14 +35,15 @@ from typing import Any, Self
 from bundler.compile import bundle_build, compile_job
 from bundler.compile.build_plan import Failure, Plan, jobs_of
 from bundler.compile.compile_job import Compiled, Job, SourceRef
-from bundler.compile.service_arguments import TIMEOUT_S, worker_count
 from bundler.compile.worker_messages import (
     as_failure,
     decode_error,
     encode_error,
+    failure,
     read_printed,
     with_printed,
 )
+from bundler.compile.worker_pool import TIMEOUT_S, worker_count
 from bundler.errors import BundlerError, CompileTimeout, ConfigError, WorkerDied
 from bundler.fork_safety import ForkSafeLock
 from bundler.format import wire
@@ -52,8 +53,8 @@ from bundler.format.summary import Reported
 from bundler.lifecycle.lifecycle_reports import Reasons
 from bundler.lifecycle.machine_store import Store
 from bundler.toolchain import compile_call
+from bundler.toolchain.imitation.program_imitation import ProgramImitation
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
-from bundler.toolchain.program_imitation import ProgramImitation
 
 _TWO_KEYS = (
     "is built under two keys: before Triton 3.9 its key depends on what a program hashed before it"
@@ -216,10 +217,8 @@ class Capture:
         for job in jobs_of(function.__name__, source, found, self.target):
             self._plan.jobs.setdefault(job.key, job)
             self._requests.setdefault(job.key, request)
-        if len(found.keys) > 1 and not any(
-            name == function.__name__ for name, _, _ in self._plan.notes
-        ):
-            self._plan.notes.append((function.__name__, str(self.target), _TWO_KEYS))
+        if len(found.keys) > 1:
+            self._plan.note(function.__name__, self.target, _TWO_KEYS)
 
     def _refused(self, function: Any, why: str) -> None:
         failure = Failure(function.__name__, str(self.target), why)
@@ -305,13 +304,8 @@ def _in_child(name: str, compile_kernel: Callable[[], Compiled], timeout_s: floa
                 )  # it has answered, or its time is over, or we are interrupted
             _, status = os.waitpid(child, 0)
         if not in_time:
-            raise CompileTimeout(
-                f"{name}: not compiled within {timeout_s:g} s",
-                name=name,
-                reason="timeout",
-                line=None,
-                words="",
-            )
+            said = f"not compiled within {timeout_s:g} s"
+            raise failure(name, "timeout", said, kind=CompileTimeout)
         if not answer:
             raise with_printed(_died(name, status), read_printed(printed.fileno(), 0))
     kind, data = wire.unpack(answer, "answer of a forked compile")
@@ -366,10 +360,5 @@ def _died(name: str, status: int) -> BundlerError:
         if os.WIFSIGNALED(status)
         else f"status {os.WEXITSTATUS(status)}"
     )
-    return WorkerDied(
-        f"{name}: the process that compiled it ended with {how}",
-        name=name,
-        reason=how,
-        line=None,
-        words="",
-    )
+    said = f"the process that compiled it ended with {how}"
+    return failure(name, how, said, kind=WorkerDied)

@@ -21,7 +21,7 @@ from bundler.format.digest import sha256
 from bundler.format.entries import Kernel, Target
 from bundler.format.launch_spec import LaunchFacts
 from bundler.toolchain import compile_call, jit_specialization, option_defaults
-from bundler.toolchain.imagined_arguments import recorded_arguments
+from bundler.toolchain.argument_specs import recorded_arguments
 
 IR_KIND = "ttir"
 STATIC_ONLY = "built from its IR: for static launch only, no JIT will ask for it"

@@ -4,53 +4,55 @@ its worker does.
 
 Builds and tuners use it, and programs that compile their own kernels; it gives the work to a
 `WorkerPool`. `InflightJob` is a job that is under way, with the futures of those who wait for it.
-The text of a kernel becomes a job by `_source_job`, and is imported in the worker alone.
+`Context`: what a result depends on besides its job: compiler, environment, the state of the source
+file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from bundler import observers
-from bundler.compile.compile_context import Context, JobContext
-from bundler.compile.compile_job import Compiled, Job, SourceRef
+from bundler.compile.compile_job import Compiled, Job, source_job
 from bundler.compile.engine_messages import host_of
-from bundler.compile.executor_pool import EnginePlan, ExecutorPool
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture, ScopeProgress, resolve_scope
-from bundler.compile.pool_tasks import Task, TaskOutcome
-from bundler.compile.service_arguments import (
+from bundler.compile.executor_pool import ExecutorPool
+from bundler.compile.job_futures import (
+    CompileFuture,
+    JoinedFuture,
+    ScopeProgress,
+    outcome_of,
+    resolve_scope,
+)
+from bundler.compile.pool_tasks import Task, TaskOutcome, shared_leases
+from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
+from bundler.compile.worker_messages import JobEnvironment, as_failure, resolve
+from bundler.compile.worker_pool import (
     IDLE_S,
     QUEUE_LIMIT,
     TIMEOUT_S,
+    WorkerPool,
     check_limits,
     worker_count,
 )
-from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
-from bundler.compile.task_leases import shared_leases
-from bundler.compile.worker_messages import as_failure, resolve
-from bundler.compile.worker_pool import WorkerPool
 from bundler.compile.worker_processes import WorkerPlan
-from bundler.errors import BundlerError, CompileFailed, ConfigError
+from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
-from bundler.format.constant_values import Value
+from bundler.format.bundle_file import open_regular
 from bundler.format.entries import Target
-from bundler.format.launch_spec import Named
 from bundler.toolchain.directories import triton_cache_dir
-from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.identity import installed_triton
+from bundler.toolchain.ptxas import ptxas_version
 
-_NEEDED = frozenset({"signature", "target"})
-_KNOWN = _NEEDED | {"constants", "attributes", "options", "function"}
-_ALIGNED = "tt.divisibility"
 PERFORM, PRELOAD = (
     "bundler.compile.compile_worker:compile_job",
     "bundler.compile.compile_worker:import_triton",
@@ -58,6 +60,9 @@ PERFORM, PRELOAD = (
 # Results answered from memory, the least recently used dropped first.
 REMEMBERED = 10_000
 
+# A lease leaves an empty file behind, so leases share slots; jobs of two processes in one slot only
+# wait for each other.
+SLOTS = 4096
 Once = Callable[[Job, Callable[[], Compiled]], Compiled]
 
 
@@ -139,13 +144,12 @@ class CompileService:
         )
         self._engine, self._publishes = executor is not None, bool(publish_to)
         self._pool: WorkerPool | ExecutorPool
+        plan = WorkerPlan(perform, preload, self.cache_dir, memory_bytes or 0)
         if executor is not None:
-            order = EnginePlan(
-                perform, preload, self.cache_dir, memory_bytes or 0, tuple(publish_to)
+            self._pool = ExecutorPool(
+                executor, plan, queue_limit, self._source_of, self._answered, tuple(publish_to)
             )
-            self._pool = ExecutorPool(executor, order, queue_limit, self._source_of, self._answered)
         else:
-            plan = WorkerPlan(perform, preload, self.cache_dir, memory_bytes or 0)
             self._pool = WorkerPool(
                 plan, self.workers, queue_limit, idle_s, shared_leases(), self._began
             )
@@ -154,7 +158,7 @@ class CompileService:
         # A child has neither the pool's thread nor its processes, and locks in a state that nobody
         # will change.
         after_fork(self._reset_in_child)
-        self._at_exit = weakref.finalize(self, _close_pool, self._pool)
+        self._at_exit = weakref.finalize(self, self._pool.close, wait=False)
 
     def _begin_anew(self) -> None:
         self._lock = threading.RLock()
@@ -220,8 +224,7 @@ class CompileService:
         # Looking at the environment for each would cost more than all the rest where everything is
         # there already.
         futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
-        wait(futures)
-        return [_result_of(future) for future in futures]
+        return [outcome_of(future) for future in futures]
 
     def source(
         self,
@@ -248,7 +251,7 @@ class CompileService:
         Raises:
             ConfigError: `meta` is not like that; and as `submit`.
         """
-        compiled = self.submit(_source_job(name, text, meta))
+        compiled = self.submit(source_job(name, text, meta))
         return (
             compiled
             if finish is None
@@ -347,41 +350,36 @@ class CompileService:
             return None, inflight, True
 
     def _start(self, inflight: InflightJob, context: JobContext) -> None:
+        once, job = self._once, inflight.job
+
+        def compiled(outcome: TaskOutcome) -> Compiled:
+            inflight.outcome = outcome
+            return Compiled.from_bytes(outcome.data)
+
         def compile_here() -> Compiled:
             if self.in_process:
-                return self._compile_in_process(inflight)
-            return self._decode(inflight, self._to_pool(inflight, context).result())
+                return compiled(self._do_here(inflight))
+            return compiled(self._to_pool(inflight, context).result())
+
+        def finish(work: Callable[[], Compiled]) -> None:
+            self._finish(inflight, _attempt(job, work))
 
         try:
-            if self.in_process:  # within `submit`: without a worker there is nobody else to do it
-                self._finish(
-                    inflight,
-                    _attempt(
-                        inflight.job,
-                        compile_here if self._once is None else self._wrap(inflight, compile_here),
-                    ),
-                )
-            elif self._once is None:
+            if once is None and not self.in_process:
                 self._to_pool(inflight, context).add_done_callback(
-                    lambda done: self._pool_finished(inflight, done)
+                    lambda done: finish(lambda: compiled(done.result()))
                 )
+                return
+            work = compile_here if once is None else lambda: once(job, compile_here)
+            if self.in_process:  # within `submit`: without a worker there is nobody else to do it
+                finish(work)
             else:
-                wrapped = self._wrap(inflight, compile_here)
-                self._executor().submit(
-                    lambda: self._finish(inflight, _attempt(inflight.job, wrapped))
-                )
+                self._executor().submit(finish, work)
         except (
             BaseException
         ) as error:  # such as a full message or Ctrl-C: others may wait for the same job
-            self._finish(inflight, as_failure(inflight.job.name, error, ""))
+            self._finish(inflight, as_failure(job.name, error, ""))
             raise
-
-    def _wrap(
-        self, inflight: InflightJob, compile_here: Callable[[], Compiled]
-    ) -> Callable[[], Compiled]:
-        once = self._once
-        assert once is not None
-        return lambda: once(inflight.job, compile_here)
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -411,23 +409,10 @@ class CompileService:
                 return task.future
         return self._pool.submit(task)
 
-    def _compile_in_process(self, inflight: InflightJob) -> Compiled:
+    def _do_here(self, inflight: InflightJob) -> TaskOutcome:
         begun_s = time.monotonic()
         data = resolve(self._perform)(inflight.job.to_bytes(), self.cache_dir)
-        outcome = TaskOutcome(data, begun_s - inflight.submitted_s, time.monotonic() - begun_s)
-        return self._decode(inflight, outcome)
-
-    def _decode(self, inflight: InflightJob, outcome: TaskOutcome) -> Compiled:
-        inflight.outcome = outcome
-        return Compiled.from_bytes(outcome.data)
-
-    def _pool_finished(self, inflight: InflightJob, done: Future[TaskOutcome]) -> None:
-        if done.cancelled():
-            self._finish(inflight, None)
-        else:
-            self._finish(
-                inflight, _attempt(inflight.job, lambda: self._decode(inflight, done.result()))
-            )
+        return TaskOutcome(data, begun_s - inflight.submitted_s, time.monotonic() - begun_s)
 
     def _source_of(self, job: Job) -> tuple[str, str]:
         return self._context.source_of(job)
@@ -504,107 +489,6 @@ class CompileService:
                 future.abandon()
 
 
-def _close_pool(pool: WorkerPool | ExecutorPool) -> None:
-    pool.close(wait=False)
-
-
-def _source_job(name: str, text: Any, meta: Any) -> Job:
-    """Return the job of compiling one kernel of a module's text.
-
-    Args:
-        name: the kernel's, and of its function unless `meta` names another.
-        text: a Python module.
-        meta: see `CompileService.source`.
-
-    Raises:
-        ConfigError: something is missing, unknown or of the wrong type; or a value cannot be sent
-            to a worker.
-    """
-    if not isinstance(meta, Mapping) or not _NEEDED <= meta.keys() <= _KNOWN:
-        given = sorted(meta) if isinstance(meta, Mapping) else repr(meta)[:80]
-        raise ConfigError(
-            f"{name}: meta has {given}; expected {', '.join(sorted(_NEEDED))}, and perhaps "
-            f"{', '.join(sorted(_KNOWN - _NEEDED))}",
-            name=name,
-        )
-    parts = {
-        part: meta.get(part) or {} for part in ("signature", "constants", "attributes", "options")
-    }
-    odd = [part for part, value in parts.items() if not _is_named(value)]
-    if odd or not isinstance(text, str):
-        raise ConfigError(
-            f"{name}: {odd[0] if odd else 'the source'} is not of its type; names map to values",
-            name=name,
-        )
-    places = {argument: number for number, argument in enumerate(parts["signature"])}
-    return Job(
-        name,
-        SourceRef("text", str(meta.get("function", name)), data=text.encode()),
-        tuple((argument, _type(kind, name)) for argument, kind in parts["signature"].items()),
-        tuple(
-            ((_place(places, argument, name),), _value(value, argument, name))
-            for argument, value in parts["constants"].items()
-        ),
-        tuple(
-            ((_place(places, argument, name),), _attribute(value, argument, name))
-            for argument, value in parts["attributes"].items()
-        ),
-        _named(parts["options"], name),
-        _target(meta["target"], name),
-    )
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-
-
-def _place(places: Mapping[str, int], argument: str, name: str) -> int:
-    if argument not in places:
-        raise ConfigError(
-            f"{name}: {argument!r} is not in the signature, which lists every parameter of the"
-            " function in order; a constant's type there is 'constexpr'",
-            name=argument,
-        )
-    return places[argument]
-
-
-def _type(kind: Any, name: str) -> Value:
-    if isinstance(kind, tuple):
-        return Value("tuple", tuple(_type(item, name) for item in kind))
-    if not isinstance(kind, str):
-        raise ConfigError(
-            f"{name}: a type is a text such as '*fp16', or a tuple of types, got {kind!r:.80}",
-            got=repr(kind),
-        )
-    return Value("str", kind)
-
-
-def _attribute(value: Any, argument: str, name: str) -> Value:
-    # A number is what users know: by how many bytes an address, or by which number a size, can be
-    # divided.
-    return _value([[_ALIGNED, value]] if type(value) is int else value, argument, name)
-
-
-def _named(values: Mapping[str, Any], name: str) -> Named:
-    return tuple((option, _value(value, option, name)) for option, value in values.items())
-
-
-def _value(value: Any, what: str, name: str) -> Value:
-    found = encode_value(value)
-    if not found.portable:
-        raise ConfigError(
-            f"{name}: the value of {what!r} cannot be sent to a worker: {found.payload}", name=what
-        )
-    return found
-
-
-def _target(target: Any, name: str) -> Target:
-    try:
-        return target if isinstance(target, Target) else Target.parse(str(target))
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error.message}", got=str(target)) from error
-
-
 @dataclass(eq=False)
 class InflightJob:
     """A job that is under way, and the futures that wait for it.
@@ -641,18 +525,6 @@ def _attempt(job: Job, function: Callable[[], Compiled]) -> Compiled | BundlerEr
         return as_failure(job.name, error, "")
 
 
-def _result_of(future: CompileFuture[Compiled]) -> Compiled | BundlerError:
-    """Wait for a future; returns the kernel, or why there is none."""
-    try:
-        return future.result()
-    except BundlerError as error:
-        return error
-    except CancelledError:
-        return CompileFailed(
-            f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words=""
-        )
-
-
 def _raised(outcome: Compiled | BundlerError) -> Compiled:
     """Return a compiled kernel; raises why there is none."""
     if isinstance(outcome, BundlerError):
@@ -672,3 +544,106 @@ def _timing(inflight: InflightJob, result: Compiled | BundlerError, now_s: float
         now_s - inflight.submitted_s,
         result.stages if compiled else (),
     )
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a job needs and depends on besides its own data.
+
+    Attributes:
+        environment: for the worker.
+        key: a result that is remembered under an equal key is the answer.
+        lease_name: equal in every process of this host that would compile the same.
+        stale: the file of its module is not what workers have imported.
+    """
+
+    environment: JobEnvironment
+    key: str
+    lease_name: str
+    stale: bool
+
+
+class Context:
+    """Keys of jobs in the memory of results and among the leases of this host.
+
+    A memory key counts everything: the job, Triton's release and binary, ptxas, the bytes of a
+    module's file, and the whole environment, since which variables matter differs by release; a
+    change costs one look into the cache directory.
+
+    Args:
+        cache_dir: where kernels go.
+        perform: what is done with jobs.
+        reload: whether a module's file is looked at again for each job; False where jobs run in
+            this process, which imports a module once.
+    """
+
+    def __init__(self, cache_dir: str, perform: str, *, reload: bool) -> None:
+        self._fixed, self._reload = f"{os.path.realpath(cache_dir)}\n{perform}", reload
+        self._lock = threading.Lock()
+        self._last = JobEnvironment((), ())
+        self._environment = ""
+        self._files: dict[str, tuple[tuple[int, int], str]] = {}
+        self._toolchains: dict[Target, str] = {}
+
+    def of(self, job: Job, *, look: bool = True) -> JobContext:
+        """Return the context of a job now; without `look`, the environment is that of the job
+        before.
+        """
+        with self._lock:
+            if look:
+                self._refresh_environment()
+            # The path of a text is only its name.
+            source, stale = self._source(job.source.path if job.source.kind == "module" else "")
+            parts = (job.digest, source, self._toolchain(job.target), self._fixed)
+            slot = int(_digest(*parts)[:16], 16) % SLOTS
+            return JobContext(
+                self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale
+            )
+
+    def source_of(self, job: Job) -> tuple[str, str]:
+        """Return path and SHA-256 of the file of a job's module, as it is now; empty texts where
+        the job has its source with it.
+        """
+        path = job.source.path if job.source.kind == "module" else ""
+        with self._lock:
+            return path, self._source(path)[0]
+
+    def _refresh_environment(self) -> None:
+        now = JobEnvironment.now()
+        if now != self._last:
+            self._last = now
+            self._environment = _digest(repr(now.to_wire()))
+            self._toolchains.clear()
+
+    def _source(self, path: str) -> tuple[str, bool]:
+        """Return the digest of a module's file, and whether it was another one before."""
+        if not path:
+            return "", False
+        before = self._files.get(path)
+        if before is not None and not self._reload:
+            return before[1], False
+        try:
+            found = os.stat(path)
+            state = (found.st_mtime_ns, found.st_size)
+            if before is None or before[0] != state:
+                with open(open_regular(path), "rb") as file:
+                    self._files[path] = (state, hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError:
+            return "unreadable", False  # the compile says what is wrong
+        digest = self._files[path][1]
+        return digest, before is not None and before[1] != digest
+
+    def _toolchain(self, target: Target) -> str:
+        if target not in self._toolchains:
+            installed = installed_triton()
+            ptxas = (
+                ptxas_version(int(target.arch))
+                if target.backend == "cuda" and target.arch.isdecimal()
+                else None
+            )
+            self._toolchains[target] = repr((installed, ptxas))
+        return self._toolchains[target]
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -29,7 +29,7 @@ from bundler import errors
 from bundler.errors import BundlerError, CompileFailed, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.toolchain.diagnostics import telling_line
-from bundler.toolchain.manager_environment import manager_environment
+from bundler.toolchain.recording.manager_environment import manager_environment
 
 PROTOCOL = 1
 TOKEN_BYTES = 8
@@ -170,12 +170,26 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
+def failure(
+    name: str,
+    reason: str,
+    said: str = "",
+    words: str = "",
+    kind: type[CompileFailed] = CompileFailed,
+    **facts: Any,
+) -> CompileFailed:
+    """Return the error of a kernel that was not compiled; `said`: the sentence, where the reason
+    alone is none.
+    """
+    text = f"{name}: {said or reason}"
+    return kind(text, name=name, reason=reason, line=None, words=words, **facts)
+
+
 def as_failure(name: str, error: BaseException, words: str) -> BundlerError:
     """Return what a job raised as an error of ours that names the kernel."""
     if isinstance(error, BundlerError):
         return error
-    reason = f"{type(error).__name__}: {error}"
-    return CompileFailed(f"{name}: {reason}", name=name, reason=reason, line=None, words=words)
+    return failure(name, f"{type(error).__name__}: {error}", words=words)
 
 
 def tail(text: str) -> bytes:

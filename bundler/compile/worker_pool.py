@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from bundler.compile.job_futures import CompileFuture
-from bundler.compile.pool_tasks import Task, TaskOutcome
-from bundler.compile.task_leases import TakeLease, TaskLeases
+from bundler.compile.pool_tasks import TakeLease, Task, TaskLeases, TaskOutcome
 from bundler.compile.worker_messages import decode_error
 from bundler.compile.worker_processes import (
     Answer,
@@ -35,6 +35,18 @@ from bundler.fork_safety import after_fork
 from bundler.format import wire
 from bundler.package_loggers import logger
 
+# Beyond this, compiles of one program wait for memory and disk, not for cores.
+MOST_WORKERS = 32
+# Triton and one kernel take more than this.
+LEAST_MEMORY_BYTES = 64 << 20
+QUEUE_LIMIT = 10_000
+# What a worker may have at least, where nothing else is said: an equal part of a small machine
+# could be too little for a kernel.
+LEAST_SHARE_BYTES = 4 << 30
+IDLE_S = 60.0
+TIMEOUT_S = 600.0
+# Of a container: control groups of version 2 and 1.
+_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # A task that ended so many workers is not tried again: the first death may have been the system's,
 # which had no memory left.
 DEATHS = 2
@@ -46,6 +58,61 @@ SERVERS = 3
 # A server that has not imported Triton by then never will.
 START_TIMEOUT_S = 120.0
 _LOG = logger("bundler.compile")
+
+
+def worker_count(workers: int | None) -> int:
+    """Return how many workers there are: one a core for None; raises `ConfigError`."""
+    if workers is None:
+        return min(
+            MOST_WORKERS,
+            (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            ),
+        )
+    if type(workers) is not int or workers < 1:
+        raise ConfigError(
+            f"workers={workers!r}: expected a number of processes, at least 1", got=workers
+        )
+    return workers
+
+
+def memory_share(workers: int) -> int:
+    """Return how much private memory each of so many workers may have: its part of the machine's,
+    and at least `LEAST_SHARE_BYTES`.
+
+    The machine's memory is what its control group may have, where there is one.  Returns 0, no
+    limit, where nobody says how much there is.
+    """
+    whole = machine_memory_bytes()
+    return max(LEAST_SHARE_BYTES, whole // workers) if whole else 0
+
+
+def machine_memory_bytes() -> int:
+    """Return how much memory this process may use, 0 where that is not known."""
+    sizes = []
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in _GROUP_LIMITS:
+        with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
+            sizes.append(int(file.read()))  # "max" where there is none
+    return min((size for size in sizes if size > 0), default=0)
+
+
+def check_limits(
+    timeout_s: float | None, memory_bytes: int | None, queue_limit: int, idle_s: float
+) -> None:
+    """Raise `ConfigError` for a limit that cannot be one."""
+    for name, value in (("timeout_s", timeout_s), ("queue_limit", queue_limit), ("idle_s", idle_s)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value!r}: expected more than 0", got=value)
+    if memory_bytes is not None and memory_bytes < LEAST_MEMORY_BYTES:
+        raise ConfigError(
+            f"memory_bytes={memory_bytes}: expected at least {LEAST_MEMORY_BYTES}, which Triton"
+            " alone takes",
+            got=memory_bytes,
+        )
 
 
 class WorkerPool:
@@ -147,14 +214,8 @@ class WorkerPool:
     def processes(self) -> tuple[int, ...]:
         """Return the process numbers of the workers that exist now, sorted."""
         with self._changed:
-            workers = tuple(self._processes.workers.values()) if self._processes is not None else ()
-            return tuple(
-                sorted(
-                    worker.pid
-                    for worker in workers
-                    if worker.pid is not None and not worker.leaving
-                )
-            )
+            staying = self._processes.staying() if self._processes is not None else []
+            return tuple(sorted(worker.pid for worker in staying if worker.pid is not None))
 
     def close(self, *, wait: bool) -> None:
         """End everything: when `wait` after what is queued, else at once, and what is not done is
@@ -275,32 +336,32 @@ class WorkerPool:
             self._is_busy(processes) or not (self._closing or idle_s >= self._idle_s)
         ):
             return False
-        left = [*self._queue, *self._later, *processes.tasks()]
-        self._queue.clear()
-        self._later.clear()
-        for task in left:
-            self._leases.release(task)
+        for task in self._stop(processes.tasks()):
             # what it returns is not needed
             self._after.append(task.future.cancel)  # type: ignore[arg-type]
-        self._stop_thread()
         return True
 
     def _is_busy(self, processes: WorkerProcesses) -> bool:
         return bool(self._queue or self._later or processes.tasks())
 
-    def _stop_thread(self) -> None:
+    def _stop(self, sent: list[Task]) -> list[Task]:
+        """Let the thread end; returns the tasks that are left, with those that workers were sent,
+        and gives their leases back.
+        """
+        left = [*sent, *self._queue, *self._later]
+        self._queue.clear()
+        self._later.clear()
+        for task in left:
+            self._leases.release(task)
         self._processes = self._thread = None
         self._warm = 0
         self._changed.notify_all()
+        return left
 
     def _give_up(self, reason: str, tasks: list[Task] | None = None) -> None:
         with self._changed:
-            for task in [*(tasks or ()), *self._queue, *self._later]:
-                self._leases.release(task)
+            for task in self._stop(tasks or []):
                 self._settle(task, error=task.without_workers(reason))
-            self._queue.clear()
-            self._later.clear()
-            self._stop_thread()
 
     def _replace(self, processes: WorkerProcesses, lost: ServerLost) -> bool:
         """Decide what follows a lost server: its workers are gone with it, so no task counts as
@@ -375,13 +436,18 @@ class WorkerPool:
         self._changed.notify_all()
 
     def _take_back(self, processes: WorkerProcesses) -> bool:
-        """Take back a task that was sent ahead to a busy worker, where another worker has nothing
-        to do.
+        """Take back a task that some worker was sent ahead and has not begun, where another worker
+        has nothing to do, or may be forked: it must not wait for a slow one.
         """
-        task = _take_back(processes, self._size)
-        if task is not None:
-            self._again(task)
-        return task is not None
+        staying = processes.staying()
+        if len(staying) >= self._size and all(worker.tasks for worker in staying):
+            return False
+        for worker in processes.workers.values():
+            task = processes.retract(worker)
+            if task is not None:
+                self._again(task)
+                return True
+        return False
 
     def _give(self, processes: WorkerProcesses, worker: Worker, task: Task) -> None:
         self._count += 1
@@ -462,73 +528,34 @@ class WorkerPool:
 
 
 def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return the worker for the next task: a free one, else a busy one that can be sent a task
-    ahead; None when there is neither.
-    """
-    return _free_worker(processes, size, generation) or _early_worker(processes, generation)
+    """Return the worker for the next task: a free one, forked now if there may be one more, else a
+    busy one that can be sent a task ahead; None when there is neither.
 
-
-def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return a worker without a task, forked now if there may be one more; idle ones of an older
-    generation are dismissed.
+    Idle workers of an older generation, which imported a module that has changed since, are
+    dismissed.
     """
-    # An older generation has imported a module that has changed since.
-    staying = [worker for worker in processes.workers.values() if not worker.leaving]
-    for worker in staying:
+    for worker in processes.staying():
         if worker.task is None and worker.generation == generation:
             return worker
         if worker.task is None:
             processes.dismiss(worker)
-    return (
-        processes.fork(generation) if sum(not worker.leaving for worker in staying) < size else None
-    )
-
-
-def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
-    """Return a busy worker that can be sent its next task already, so that it does not wait for a
-    message in between.
-    """
-    for worker in processes.workers.values():
+    staying = processes.staying()
+    if len(staying) < size:
+        return processes.fork(generation)
+    # Sent ahead, a task begins without a message in between.  A worker that has begun with a task
+    # is up; one that is still starting may never get to a second task.
+    for worker in staying:
         task = worker.task
-        if (
-            task is None
-            or worker.next_task is not None
-            or worker.leaving
-            or worker.generation != generation
-        ):
-            continue
-        # A worker that has begun with a task is up; one that is still starting may never get to a
-        # second task.
-        if task.started_s is not None and not task.future.done():
+        is_up = task is not None and task.started_s is not None and not task.future.done()
+        if is_up and worker.next_task is None and worker.generation == generation:
             return worker
-    return None
-
-
-def _has_room(processes: WorkerProcesses, size: int) -> bool:
-    """Tell whether there is a worker without a task, or may be one more."""
-    staying = [worker for worker in processes.workers.values() if not worker.leaving]
-    return len(staying) < size or any(worker.task is None for worker in staying)
-
-
-def _take_back(processes: WorkerProcesses, size: int) -> Task | None:
-    """Return a task that some worker was sent and has not begun, where another one could; None when
-    there is none.
-    """
-    if not _has_room(processes, size):
-        return None
-    # Sent ahead to save a round trip, a task must not wait for a slow one while another worker is
-    # free.
-    for worker in processes.workers.values():
-        task = processes.retract(worker)
-        if task is not None:
-            return task
     return None
 
 
 def _adjust(processes: WorkerProcesses, warm: int, generation: int, *, quiet: bool) -> None:
     """Fork the workers that a warm-up asked for, and dismiss idle ones after `quiesce`."""
-    while sum(not worker.leaving for worker in processes.workers.values()) < warm:
+    while len(processes.staying()) < warm:
         processes.fork(generation)
-    for worker in processes.workers.values():
-        if quiet and worker.task is None and not worker.leaving:
+    for worker in processes.staying():
+        if quiet and worker.task is None:
             processes.dismiss(worker)

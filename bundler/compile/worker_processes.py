@@ -201,6 +201,10 @@ class WorkerProcesses:
         """Return the tasks that workers have."""
         return [task for worker in self.workers.values() for task in worker.tasks]
 
+    def staying(self) -> list[Worker]:
+        """Return the workers that may get tasks."""
+        return [worker for worker in self.workers.values() if not worker.leaving]
+
     def send(self, worker: Worker, task: Task) -> None:
         """Send a task to a worker that has at most one, with its environment where that is not the
         same as before.
@@ -298,16 +302,13 @@ class WorkerProcesses:
 
     def _fail(self, reason: str) -> None:
         if self._lost is None:
-            output = os.pread(
-                self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES)
-            )
+            said = self._output.fileno()
+            begin = max(0, os.fstat(said).st_size - _WORDS_BYTES)
+            output = os.pread(said, _WORDS_BYTES, begin)
             words = output.decode("utf-8", "replace").strip()
             self._lost = ServerLost(
                 reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready
             )
-
-    def _size(self) -> int:
-        return os.fstat(self._output.fileno()).st_size
 
     def _read_server(self) -> None:
         try:

@@ -39,6 +39,8 @@ from bundler.trust.admission import admit, policy_in_force
 from bundler.trust.signature_policy import SignaturePolicy
 from bundler.trust.subjects import subject_of
 
+_FIX = "push it with a trusted key (triton-bundler oci push --key), or name the image by its digest"
+
 
 class _Fetched(Struct):
     """A bundle that was fetched, in a folder of ours."""
@@ -96,10 +98,8 @@ def open_image(
     and errors are those of `pull_image`.
     """
     where = image_url(url)
-    policy, limits = (
-        policy_in_force() if signatures is None else signatures,
-        limits or DEFAULT_LIMITS,
-    )
+    policy = policy_in_force() if signatures is None else signatures
+    limits = limits or DEFAULT_LIMITS
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder:
         with open_place(where) as place, os_errors(folder, "write"):
             stored = found_manifest(place, where)
@@ -111,21 +111,17 @@ def open_image(
             if doubt:
                 bundle.signed.doubt = doubt
             admission = admit(bundle, "kernels", policy)
-            yield (
-                bundle,
-                path,
-                ImageReport(
-                    where.full,
-                    stored.digest,
-                    got.layout,
-                    bundle.digest,
-                    len(bundle.kernels),
-                    got.size_bytes,
-                    0,
-                    admission.line,
-                    got.left_out,
-                ),
+            report = ImageReport(
+                where.full,
+                stored.digest,
+                got.layout,
+                bundle.digest,
+                len(bundle.kernels),
+                got.size_bytes,
+                signatures=admission.line,
+                left_out=got.left_out,
             )
+            yield bundle, path, report
 
 
 def _fetch(
@@ -194,9 +190,8 @@ def _with_signatures(path: str, envelopes: Sequence[bytes], folder: str, limits:
         return path
     signed = os.path.join(folder, "signed.tbundle")
     with Bundle.load(path, limits=limits) as bundle:
-        bundle.signed.write_copy(
-            signed, list(dict.fromkeys([*bundle.signatures, *about]))[:MAX_ENVELOPES]
-        )
+        every = list(dict.fromkeys([*bundle.signatures, *about]))
+        bundle.signed.write_copy(signed, every[:MAX_ENVELOPES])
     return signed
 
 
@@ -212,16 +207,9 @@ def _judge_tag(
         return ""
     level = "kernels" if policy.kernels == "require" else subject_of(bundle).trust
     about = [data for data in envelopes if not is_about_bundle(data)]
-    judgement = policy.of_tag(
-        about, signed_name(where.shown), where.tag, bundle.digest.removeprefix("sha256:")
-    )
+    content = bundle.digest.removeprefix("sha256:")
+    judgement = policy.of_tag(about, signed_name(where.shown), where.tag, content)
     if not judgement.good:
-        judgement = replace(
-            judgement,
-            fix=(
-                "push it with a trusted key (triton-bundler oci push --key), or name the image by"
-                " its digest"
-            ),
-        )
+        judgement = replace(judgement, fix=_FIX)
     policy.require(judgement, level, f"tag {where.full}")
     return "" if judgement.good else f"tag {where.full}: {judgement.reason}"

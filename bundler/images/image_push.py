@@ -8,9 +8,10 @@ Users and the command `oci push` call it.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, get_args
 
@@ -59,7 +60,6 @@ from bundler.trust.signing_keys import SigningKey
 FILE_NAME = "bundle.tbundle"
 ANNOTATIONS = "vnd.triton-bundler"
 TEMPORARY_PREFIX = "triton-bundler-"
-_CHUNK = 1 << 20
 _SHOWN_TARGETS = 32
 
 
@@ -141,14 +141,10 @@ def push_image(
 def _send(
     place: ImagePlace, where: oci.ImageUrl, image: _Image, signer: SigningKey | None
 ) -> ImageReport:
-    sent = 0
     with store_errors(place.name):
         config, data = image.config
-        with tempfile.TemporaryFile() as held:
-            held.write(data)
-            place.put_blob(config.digest, config.size, held)
-        if place.put_blob(image.layer.digest, image.layer.size, image.content):
-            sent = image.layer.size
+        place.put_blob(config.digest, config.size, io.BytesIO(data))
+        is_new = place.put_blob(image.layer.digest, image.layer.size, image.content)
     manifest = descriptor(image.manifest_type, image.manifest)
     if signer is not None:
         with store_errors(place.name):
@@ -166,7 +162,7 @@ def _send(
         image.bundle.digest,
         len(image.bundle.kernels),
         image.layer.size,
-        sent,
+        image.layer.size if is_new else 0,
         f"signed by key {signer.key_id}" if signer is not None else "",
         image.left_out,
     )
@@ -200,15 +196,13 @@ def _bundle_image(bundle: Bundle, path: str | os.PathLike[str] | None) -> Iterat
 
 
 def _annotations(bundle: Bundle) -> dict[str, str]:
-    targets = sorted({str(kernel.target) for kernel in bundle.kernels})[:_SHOWN_TARGETS]
-    releases = sorted({kernel.toolchain.release or "unknown" for kernel in bundle.kernels})[
-        :_SHOWN_TARGETS
-    ]
+    targets = {str(kernel.target) for kernel in bundle.kernels}
+    releases = {kernel.toolchain.release or "unknown" for kernel in bundle.kernels}
     found = {
         "digest": bundle.digest,
         "kernels": str(len(bundle.kernels)),
-        "targets": ",".join(targets),
-        "triton": ",".join(releases),
+        "targets": ",".join(sorted(targets)[:_SHOWN_TARGETS]),
+        "triton": ",".join(sorted(releases)[:_SHOWN_TARGETS]),
     }
     return {f"{ANNOTATIONS}.{name}": text for name, text in found.items() if text}
 
@@ -219,8 +213,9 @@ def _cache_image(
 ) -> Iterator[_Image]:
     made = cache_files(bundle, root, triton_dir)
     if not made.entries:
+        why = "; ".join(dict.fromkeys(reason for _, reason in made.left_out))
         raise ConfigError(
-            f"nothing in the bundle can be laid out for {root}: {_why(made.left_out)}",
+            f"nothing in the bundle can be laid out for {root}: {why or 'it has no kernels'}",
             left_out=tuple(made.left_out),
         )
     docker = layout == "mcv-docker"
@@ -242,29 +237,15 @@ def _cache_image(
         content.seek(0)
         unpack_layer(content, folder)
         with pack(folder) as read_back:
-            yield _Image(
-                layout,
-                data,
-                kind,
-                (config, settings),
-                layer,
-                content,
-                read_back,
-                tuple(made.left_out),
-            )
-
-
-def _why(left_out: Sequence[tuple[str, str]]) -> str:
-    return "; ".join(dict.fromkeys(reason for _, reason in left_out)) or "it has no kernels"
+            described, left_out = (config, settings), tuple(made.left_out)
+            yield _Image(layout, data, kind, described, layer, content, read_back, left_out)
 
 
 def _described(
     content: BinaryIO, media_type: str, annotations: Mapping[str, str] | None = None
 ) -> Descriptor:
     """Return how manifests name the bytes of a file."""
-    digest, size = hashlib.sha256(), 0
     content.seek(0)
-    while chunk := content.read(_CHUNK):
-        digest.update(chunk)
-        size += len(chunk)
-    return Descriptor(media_type, f"sha256:{digest.hexdigest()}", size, "", dict(annotations or {}))
+    digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+    found = dict(annotations or {})
+    return Descriptor(media_type, f"sha256:{digest}", content.tell(), "", found)

@@ -96,15 +96,12 @@ def next_epoch(envelopes: Iterable[bytes]) -> int:
     """Return an epoch after all that these envelopes name, and at least the time in
     milliseconds.
     """
-    epochs = [0]
+    epoch = time.time_ns() // 1_000_000
     for data in envelopes:
-        try:
-            epochs.append(
-                TagStatement.decode(Envelope.decode(data, TagStatement.payload_type).payload).epoch
-            )
-        except FormatError:
-            continue  # one about a bundle, or of somebody else
-    return max(max(epochs) + 1, time.time_ns() // 1_000_000)
+        with contextlib.suppress(FormatError):  # one about a bundle, or of somebody else
+            envelope = Envelope.decode(data, TagStatement.payload_type)
+            epoch = max(epoch, TagStatement.decode(envelope.payload).epoch + 1)
+    return epoch
 
 
 def _listed(place: ImagePlace, digest: str) -> list[Descriptor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
@@ -22,7 +22,7 @@ from bundler.format import names
 from bundler.format.bundle import Bundle
 from bundler.format.limits import Limits
 from bundler.format.metadata import parse_metadata
-from bundler.format.sentinel import TRITON_DIR, Span
+from bundler.format.sentinel import TRITON_DIR
 from bundler.images.image_manifests import DOCKER_LAYER, OCI_LAYER, Manifest
 from bundler.images.kernel_cache_layers import CACHE_FOLDER, MANIFEST_FILE, unpack_layer
 from bundler.lifecycle.kernel_placement import localize, localized, planned, read
@@ -83,9 +83,8 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
     """
     made = CacheFiles({}, [], [])
     for kernel in sorted(bundle.kernels, key=lambda one: one.key):
-        if triton_dir is None and any(
-            _names_triton(artifact.spans) for artifact in kernel.artifacts
-        ):
+        spans = [span for artifact in kernel.artifacts for span in artifact.spans]
+        if triton_dir is None and any(span.place == TRITON_DIR for span in spans):
             made.left_out.append((kernel.key, _NOWHERE))
             continue
         placement = planned(kernel, "all")
@@ -97,9 +96,7 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
         folder = f"{CACHE_FOLDER}/{kernel.key}"
         made.files |= {f"{folder}/{name}": data for name, data in ready.files}
         made.files[f"{folder}/{names.GROUP_PREFIX}{metadata}"] = group
-        made.entries.append(
-            _entry(parse_metadata(bytes(ready.contents[ready.names.index(metadata)])))
-        )
+        made.entries.append(_entry(parse_metadata(bytes(dict(ready.files)[metadata]))))
     for entry in bundle.helpers:
         made.files[f"{CACHE_FOLDER}/{entry.path}"] = localize(
             entry.artifact.spans, bundle.read(entry.artifact), root, triton_dir
@@ -108,21 +105,15 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
     return made
 
 
-def _names_triton(spans: Sequence[Span]) -> bool:
-    return any(span.place == TRITON_DIR for span in spans)
-
-
 def _entry(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what MCV's manifest says of a kernel; like it, nothing of a value that is 0 or
     false.
     """
     target = metadata["target"]
-    told = {
-        name: metadata.get(name) for name in ("ptx_version", "num_stages", "num_warps", "debug")
-    }
+    optional = ("ptx_version", "num_stages", "num_warps", "debug")
     return {
         "hash": metadata["hash"],
-        **{name: value for name, value in told.items() if value},
+        **{name: metadata[name] for name in optional if metadata.get(name)},
         "backend": target["backend"],
         "arch": str(target["arch"]),
         "warp_size": target["warp_size"],
@@ -220,12 +211,8 @@ def unpack_image(
     if said != str(cache_bytes):
         # Every byte was compared with a digest, so a label that is wrong is told, as MCV does, and
         # no more.
-        notes.append(
-            (
-                f"{LABELS}/cache-size-bytes",
-                f"says {said or 'nothing'!s:.20}, and the cache has {cache_bytes} bytes",
-            )
-        )
+        wrong = f"says {said or 'nothing'!s:.20}, and the cache has {cache_bytes} bytes"
+        notes.append((f"{LABELS}/cache-size-bytes", wrong))
     return notes
 
 

@@ -27,7 +27,6 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 
 CACHE_FOLDER = "io.triton.cache"
 MANIFEST_FILE = "io.triton.manifest/manifest.json"
-FOREIGN_FOLDER = "io.vllm.cache"
 GZIP_LEVEL = 6
 MOST_MEMBERS = 1_000_000
 _BLOCK = 512
@@ -48,14 +47,12 @@ class Unpacked(Struct, frozen=True):
         cache_bytes: of all files of the cache, taken or not.
         files: how many were taken.
         left_out: (name, reason) of each file of the cache that belongs to no kernel directory.
-        foreign: whether it holds a cache of vLLM, which is another layout.
     """
 
     diff_id: str
     cache_bytes: int
     files: int
     left_out: tuple[tuple[str, str], ...]
-    foreign: bool
 
 
 def write_layer(out: BinaryIO, files: Iterable[tuple[str, bytes | memoryview]]) -> tuple[str, int]:
@@ -113,10 +110,9 @@ def unpack_layer(source: BinaryIO, folder: str, limits: Limits = DEFAULT_LIMITS)
     archive = _Archive(source, limits)
     taken: set[str] = set()
     left_out: list[tuple[str, str]] = []
-    cache_bytes, foreign = 0, False
+    cache_bytes = 0
     try:
         for path, size in archive.files():
-            foreign = foreign or path.startswith(f"{FOREIGN_FOLDER}/")
             if not path.startswith(f"{CACHE_FOLDER}/"):
                 archive.skip(size)
                 continue
@@ -139,7 +135,7 @@ def unpack_layer(source: BinaryIO, folder: str, limits: Limits = DEFAULT_LIMITS)
         raise FormatError(
             f"the layer is no gzip-compressed tar archive, or is cut short: {error}"
         ) from error
-    return Unpacked(diff_id, cache_bytes, len(taken), tuple(left_out), foreign)
+    return Unpacked(diff_id, cache_bytes, len(taken), tuple(left_out))
 
 
 def _why_not(inside: str) -> str | None:

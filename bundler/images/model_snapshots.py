@@ -26,6 +26,7 @@ links into the cache of Hugging Face, so links are followed.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -52,7 +53,6 @@ FOLDER, INDEX_NAME = "bundles", "index.json"
 INDEX_BYTES = 4 << 20
 VERSION = 1
 _EXPECTED = f"expected {SCHEME}:///folder, or {SCHEME}:///folder#name where it has several bundles"
-_CHUNK = 1 << 20
 _SHOWN = 6
 _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -108,7 +108,7 @@ def open_snapshot_bundle(url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[
     row = _chosen(read_index(folder), name, url)
     path = os.path.join(folder, FOLDER, names.check_file_name(row.file))
     with os_errors(path, "read"), open(open_regular(path), "rb") as file:
-        _compare(file.fileno(), row, path)
+        _compare(file, row, path)
         # What was compared is what is read, whatever is at the path by now, where the system can
         # open an open file again.
         held = f"/proc/self/fd/{file.fileno()}"
@@ -130,10 +130,8 @@ def add_to_snapshot(
     root = os.fspath(folder)
     with Bundle.load(bundle_path) as bundle:
         require_content(bundle, "nothing was written")
-        digest, targets = (
-            bundle.digest,
-            tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
-        )
+        digest = bundle.digest
+        targets = tuple(sorted({str(kernel.target) for kernel in bundle.kernels}))
     with os_errors(root, "write"):
         os.makedirs(os.path.join(root, FOLDER), exist_ok=True)
     # Named by its content, so that a reader of the index of before finds the file of before.
@@ -149,10 +147,8 @@ def add_to_snapshot(
         before = read_index(root).bundles
     except NotFound:
         before = ()
-    rows = tuple(
-        sorted((*(one for one in before if one.name != name), row), key=lambda one: one.name)
-    )
-    text = msgspec.json.format(msgspec.json.encode(SnapshotIndex(rows)), indent=2)
+    rows = sorted([*(one for one in before if one.name != name), row], key=lambda one: one.name)
+    text = msgspec.json.format(msgspec.json.encode(SnapshotIndex(tuple(rows))), indent=2)
     replace_content(os.path.join(root, FOLDER, INDEX_NAME), text + b"\n")
     return row
 
@@ -178,12 +174,8 @@ def read_index(folder: str) -> SnapshotIndex:
 def _parsed(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     path = unquote(parts.path)
-    if (
-        parts.scheme != SCHEME
-        or parts.netloc not in {"", "localhost"}
-        or not path.startswith("/")
-        or "\0" in path
-    ):
+    here = parts.scheme == SCHEME and parts.netloc in {"", "localhost"}
+    if not here or not path.startswith("/") or "\0" in path:
         raise ConfigError(f"{url!r:.200}: {_EXPECTED}", url=url)
     return path, unquote(parts.fragment)
 
@@ -200,13 +192,9 @@ def _chosen(index: SnapshotIndex, name: str, url: str) -> SnapshotRow:
     return found[0]
 
 
-def _compare(fd: int, row: SnapshotRow, path: str) -> None:
-    size, digest, offset = os.fstat(fd).st_size, hashlib.sha256(), 0
-    if size == row.size:
-        while chunk := os.pread(fd, _CHUNK, offset):
-            digest.update(chunk)
-            offset += len(chunk)
-    if size != row.size or digest.hexdigest() != row.sha256:
+def _compare(file: io.BufferedReader, row: SnapshotRow, path: str) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != row.size or hashlib.file_digest(file, "sha256").hexdigest() != row.sha256:
         raise DigestMismatch(
             f"{path}: is not the file of the index ({size:,} bytes, expected {row.size:,});"
             " download it again",

@@ -17,22 +17,14 @@ import os
 import threading
 from typing import TYPE_CHECKING, get_args
 
-from bundler.config import (
-    Mode,
-    Strict,
-    registered_bundles,
-    registration_is_off,
-    says_strict,
-    settings,
-    strict_setting,
-    unknown_words,
-)
+from bundler import config
+from bundler.config import Mode, Strict, settings
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import RegisteredBundles
-from bundler.integrations.session_options import SessionOptions
-from bundler.toolchain.cache_delegate import DelegateSource
-from bundler.toolchain.manager_environment import Active, manager_environment
+from bundler.integrations.session_options import SessionOptions, store_of_settings
+from bundler.toolchain.recording.cache_delegate import DelegateSource
+from bundler.toolchain.recording.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
 
 # What opens stores, and what a session is made of, is imported when the first one begins: Triton
@@ -46,7 +38,6 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
-    from bundler.user_settings import Settings
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -130,10 +121,7 @@ delegate_source = _process.source
 
 
 def install(
-    store: Store | str,
-    tag: str | None = None,
-    mode: Mode = "readwrite",
-    strict: Strict = "off",
+    store: Store | str, tag: str | None = None, mode: Mode = "readwrite", strict: Strict = "off"
 ) -> Session:
     """Let Triton's compiles of this process, and of processes it starts, go through a store, until
     the session is closed.
@@ -212,9 +200,9 @@ def install_from_environment() -> None:
     call it, who may be loaded in each of a server's processes, and before those fork: no store is
     opened and no device touched.
     """
-    from bundler.integrations.manager_install import activity_of_environment
+    from bundler.integrations.manager_install import inherited_activity
 
-    manager_environment.add(activity_of_environment(delegate_source))
+    manager_environment.add(inherited_activity(delegate_source, session={}))
 
 
 def begin_from_environment() -> None:
@@ -250,7 +238,7 @@ def register(path: str | os.PathLike[str]) -> None:
         Later, when the file cannot be used.
     """
     bundle = os.path.abspath(os.fspath(path))
-    if registration_is_off():
+    if config.registration_is_off():
         return
     if not os.path.isfile(bundle):
         if bundle not in _process.not_there:
@@ -261,10 +249,10 @@ def register(path: str | os.PathLike[str]) -> None:
             )
         return
     _process.registered.add(bundle)
-    if bundle not in registered_bundles():
-        from bundler.integrations.manager_install import activity_of_bundle
+    if bundle not in config.registered_bundles():
+        from bundler.integrations.manager_install import inherited_activity
 
-        manager_environment.add(activity_of_bundle(bundle, delegate_source))
+        manager_environment.add(inherited_activity(delegate_source, bundle=bundle))
 
 
 def flush_here(timeout_s: float) -> None:
@@ -297,34 +285,33 @@ def _install(
     from bundler.integrations.metrics_export import begin_metrics, serve_metrics
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import open_store
-    from bundler.store.store_layout import tag_key
     from bundler.store.store_urls import with_settings
 
     _check(options.strict, get_args(Strict), "strict")
-    if options.tag is not None:
-        tag_key(options.tag)  # raises for what is no tag
+    _check_tag(options.tag)
     chosen = settings()
     begin_metrics()
-    if isinstance(store, str):
-        url = with_settings(store, chosen.server)
-        opened, owned = open_store(url, trust=chosen.trust, when_down="degrade"), True
-    else:
-        opened, owned = store, False
-    options = options._replace(
-        trust=opened.trust,
-        keep=chosen.keep,
-        local=chosen.local,
-        launcher=chosen.launcher,
-        replay=chosen.replay if replay is None else replay,
-        moved=chosen.moved if moved is None else moved,
-    )
-    engine = Engine(opened, options, _process.registered)
-    endpoint = None
-    try:
+    with contextlib.ExitStack() as undone:
+        owned = isinstance(store, str)
+        if isinstance(store, str):
+            url = with_settings(store, chosen.server)
+            store = open_store(url, trust=chosen.trust, when_down="degrade")
+            undone.callback(store.close)
+        options = options._replace(
+            trust=store.trust,
+            keep=chosen.keep,
+            local=chosen.local,
+            launcher=chosen.launcher,
+            replay=chosen.replay if replay is None else replay,
+            moved=chosen.moved if moved is None else moved,
+        )
+        engine = Engine(store, options, _process.registered)
         endpoint = serve_metrics(metrics_port) if metrics_port is not None else None
+        if endpoint is not None:
+            undone.callback(endpoint.close)
         _name_unknown(engine)
         engine.start()
-        activity = activity_of(opened, options, delegate_source)
+        activity = activity_of(store, options, delegate_source)
 
         def leave(session: Session) -> None:
             end_supply()
@@ -333,13 +320,15 @@ def _install(
         made = Session(engine, chosen.report, leave, owned=owned, endpoint=endpoint)
         _process.enter(made, engine, activity)
         end_supply = _supply_launchers(options.launcher, engine.tally)
-    except BaseException:
-        if endpoint is not None:
-            endpoint.close()
-        if owned:
-            opened.close()
-        raise
+        undone.pop_all()  # the session closes them
     return made
+
+
+def _check_tag(tag: str | None) -> None:
+    if tag is not None:
+        from bundler.store.store_layout import tag_key
+
+        tag_key(tag)  # raises for what is no tag
 
 
 def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
@@ -351,7 +340,7 @@ def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
     """
     if launcher == "triton":
         return lambda: None
-    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.runtime.launch.jit.jit_modules import JitModules
     from bundler.toolchain.driver_modules import driver_modules
 
     supplier = JitModules(tally.launcher)
@@ -366,18 +355,16 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session
-    from bundler.toolchain.cache_manager import asked_for
+    from bundler.toolchain.recording.cache_manager import asked_for
     from bundler.user_settings import Settings
 
     problem: BundlerError | None = None
-    chosen, store = Settings(strict=strict_setting()), None
+    chosen, store = Settings(strict=config.strict_setting()), None
     try:
         chosen = settings()
-        if chosen.tag is not None:
-            from bundler.store.store_layout import tag_key
-
-            tag_key(chosen.tag)
-        store = _store_from(chosen)
+        _check_tag(chosen.tag)
+        if chosen.store:
+            store = store_of_settings(chosen, trust=chosen.trust, when_down="degrade")
     except BundlerError as error:
         problem = error
     options = SessionOptions(
@@ -389,10 +376,10 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
         local=chosen.local,
         replay=chosen.replay,
         moved=chosen.moved,
-        serving=None if says_strict() else "warn",
+        serving=None if config.says_strict() else "warn",
         launcher=chosen.launcher,
     )
-    for path in registered_bundles():
+    for path in config.registered_bundles():
         registered.add(path)
     engine = Engine(store, options, registered)
     with engine.failures.tolerating("metrics are not written"):
@@ -411,24 +398,12 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
         )
     engine.start()
     end_supply = _supply_launchers(options.launcher, engine.tally)
-    return (
-        Session(engine, chosen.report, lambda _session: end_supply(), owned=store is not None),
-        engine,
-    )
+    owned = store is not None
+    made = Session(engine, chosen.report, lambda _session: end_supply(), owned=owned)
+    return made, engine
 
 
 def _name_unknown(engine: Engine) -> None:
-    unknown = unknown_words()
+    unknown = config.unknown_words()
     if unknown is not None:
         engine.failures.warn_once("unknown-setting", unknown)
-
-
-def _store_from(chosen: Settings) -> Store | None:
-    if not chosen.store:
-        return None
-    from bundler.lifecycle.machine_store import open_store
-    from bundler.store.store_urls import with_settings
-
-    # What a URL says itself, as its own password, holds for it.
-    urls = [with_settings(url, chosen.server) for url in chosen.store]
-    return open_store(*urls, trust=chosen.trust, when_down="degrade")

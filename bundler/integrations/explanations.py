@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,22 +19,21 @@ from bundler.config import registered_bundles, settings
 from bundler.errors import ConfigError, NotFound, Untrusted
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
-from bundler.format.keyparts import KeyParts
 from bundler.format.summary import Summarized
 from bundler.integrations._process import flush_here, registered_here
 from bundler.integrations.kernel_lookup import BundleKernels
 from bundler.integrations.key_comparison import Difference, KeyedKernel, keyed, keyed_all, nearest
 from bundler.integrations.miss_notes import NotedMiss, read_misses
 from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
+from bundler.integrations.session_options import store_of_settings
 from bundler.integrations.source_texts import read_source, source_diff
 from bundler.integrations.strict_mode import asked_of
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.directory_pack import pack
-from bundler.lifecycle.machine_store import Store, open_store
+from bundler.lifecycle.machine_store import Store
 from bundler.store.references import did_you_mean
-from bundler.store.store_urls import with_settings
 from bundler.toolchain import directories
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain.recording.spool_records import SpooledEvent
 from bundler.user_warnings import show
 
 # So long it waits for what this process compiled to be noted.
@@ -79,16 +78,15 @@ class Explanation(Summarized):
     @property
     def sentence(self) -> str:
         """All of it in a sentence."""
-        if self.status == "recorded":
-            return f"{self.name}: recorded; no part of its key differs"
-        if self.status == "never recorded":
-            return f"{self.name}: never recorded: no kernel of that name was there before"
-        if self.status == "unknown":
-            return f"{self.name}: what its key was made of is not known, so it cannot be compared"
-        return (
-            f"{self.name}: {'; '.join(map(str, self.differences))} (nearest recorded kernel:"
-            f" {self.nearest})"
-        )
+        told = {
+            "recorded": "recorded; no part of its key differs",
+            "never recorded": "never recorded: no kernel of that name was there before",
+            "unknown": "what its key was made of is not known, so it cannot be compared",
+            "differs": (
+                f"{'; '.join(map(str, self.differences))} (nearest recorded kernel: {self.nearest})"
+            ),
+        }
+        return f"{self.name}: {told[self.status]}"
 
 
 def explain(
@@ -152,17 +150,15 @@ def _of_kernels(
     wanted = [miss for miss in misses if _is(miss.event, key, name)]
     found = _of_misses(wanted, misses, kernels)
     told = {explanation.key for explanation in found}
-    others = [
-        kernel for kernel in kernels.values() if kernel.key not in told and _is(kernel, key, name)
-    ]
     found += tuple(
         Explanation(kernel.key, kernel.name, "recorded", kernel.key, there_now=True)
-        for kernel in others
+        for kernel in kernels.values()
+        if kernel.key not in told and _is(kernel, key, name)
     )
     if bundles:  # what was compiled without our cache manager left no note
-        noted = {explanation.key for explanation in found}
+        told = {explanation.key for explanation in found}
         unnoted = _of_directory(kernels, lambda kernel: _is(kernel, key, name))
-        found += tuple(one for one in unnoted if one.key not in noted)
+        found += tuple(one for one in unnoted if one.key not in told)
     if not found:
         there = {miss.event.name for miss in misses} | {kernel.name for kernel in kernels.values()}
         hint = did_you_mean(difflib.get_close_matches(name or "", sorted(there)))
@@ -238,14 +234,11 @@ def _of_directory(
 ) -> tuple[Explanation, ...]:
     """Explain the kernels of Triton's directory that are not among those that were recorded."""
     there = list(kernels.values())
-    explained = []
-    for kernel in _kernels_in(directories.triton_cache_dir()):
-        if kernel.key not in kernels and wanted(kernel):
-            found = nearest(kernel, there)
-            status: Status = "differs" if found is not None else "never recorded"
-            best, differences = (found[0].key, found[1]) if found is not None else (None, ())
-            explained.append(Explanation(kernel.key, kernel.name, status, best, differences))
-    return tuple(explained)
+    return tuple(
+        _compared(kernel, there)
+        for kernel in _kernels_in(directories.triton_cache_dir())
+        if kernel.key not in kernels and wanted(kernel)
+    )
 
 
 def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, KeyedKernel]:
@@ -258,8 +251,7 @@ def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, 
     sources = [*bundles, *registered_here(), *registered_bundles()]
     with ExitStack() as opened:
         if store is None and chosen.store:
-            urls = [with_settings(url, chosen.server) for url in chosen.store]
-            store = opened.enter_context(open_store(*urls, read_only=True))
+            store = opened.enter_context(store_of_settings(chosen, read_only=True))
         if store is None and not sources:
             sources = [directories.triton_cache_dir()]
         kernels = () if store is None else map(_bare, _kernels_of(store, chosen.tag))
@@ -286,10 +278,7 @@ def _kernels_in(source: Source) -> list[KeyedKernel]:
 
 def _bare(kernel: Kernel) -> KeyedKernel:
     """Return a kernel of a store; one without key parts is known by its key alone."""
-    nothing = KeyedKernel(
-        kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), partial=True
-    )
-    return next(keyed([kernel]), nothing)
+    return next(keyed([kernel]), KeyedKernel.partly(kernel, {}))
 
 
 def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
@@ -298,10 +287,8 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
         try:
             with store.pull(tag, read_only=True) as bundle:
                 yield from BundleKernels(bundle, "tag").bundle.kernels
-        except (
-            NotFound,
-            Untrusted,
-        ):  # the first run of a tag, which is set at its end; or one that is not used here either
+        except (NotFound, Untrusted):
+            # The first run of a tag, which is set at its end; or one that is not used here either.
             return
 
 
@@ -326,24 +313,25 @@ def _explained(
     later = {other.event.key for other in misses if other.at_ns >= miss.process_began_ns}
     earlier = {other.event.key for other in misses if other.at_ns < miss.process_began_ns}
     before = [kernel for kernel in kernels.values() if kernel.key not in later - earlier]
-    found = nearest(asked, [kernel for kernel in before if kernel.key != event.key])
     if event.key in earlier and event.key in kernels:
         return Explanation(event.key, event.name, "recorded", event.key)
+    others = [kernel for kernel in before if kernel.key != event.key]
+    return replace(_compared(asked, others), name=event.name)
+
+
+def _compared(asked: KeyedKernel, recorded: Iterable[KeyedKernel]) -> Explanation:
+    found = nearest(asked, recorded)
     if found is None:
-        return Explanation(event.key, event.name, "never recorded")
-    return Explanation(event.key, event.name, "differs", found[0].key, found[1])
+        return Explanation(asked.key, asked.name, "never recorded")
+    return Explanation(asked.key, asked.name, "differs", found[0].key, found[1])
 
 
 def _with_diff(explanation: Explanation, local: LocalDirectory) -> Explanation:
     """Add what changed in the source, where both texts were used on this host."""
-    changed = next(
-        (difference for difference in explanation.differences if difference.what == "source"), None
-    )
+    changed = next((one for one in explanation.differences if one.what == "source"), None)
     if changed is None:
         return explanation
-    recorded, asked = (
-        read_source(local, digest or "") for digest in (changed.recorded, changed.asked)
-    )
+    recorded, asked = (read_source(local, side or "") for side in (changed.recorded, changed.asked))
     if recorded is None or asked is None:
         return explanation
     return replace(explanation, source_diff=source_diff(explanation.name, recorded, asked))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bundler.errors import BundlerError, StrictModeViolation
@@ -38,18 +37,10 @@ class ToleratedBlock:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        if not self._can_raise:
-            self._policy.count(error, self._doing)
-        else:
-            self._policy.tolerate(error, self._doing)
+        (self._policy.tolerate if self._can_raise else self._policy.count)(error, self._doing)
         return True
 
 
@@ -97,16 +88,15 @@ class FailurePolicy:
             error: what went wrong.
             doing: what we were doing, for the message.
         """
-        cause = error.code if isinstance(error, BundlerError) else type(error).__name__
-        first = self._tally.failed(cause)
+        first = self._tally.failed(_cause(error))
         if self._strict() == "error":
             raise error
         self._warn(f"{doing}: {error}", first=first, error=error)
 
     def count(self, error: Exception, doing: str) -> None:
         """Count a failure where raising would reach nobody, as in a thread of ours."""
-        cause = error.code if isinstance(error, BundlerError) else type(error).__name__
-        self._warn(f"{doing}: {error}", first=self._tally.failed(cause), error=error)
+        first = self._tally.failed(_cause(error))
+        self._warn(f"{doing}: {error}", first=first, error=error)
 
     def warn_once(self, cause: str, message: str) -> None:
         """Count something that is no error, and warn of it the first time."""
@@ -131,11 +121,13 @@ class FailurePolicy:
     def unsafe(self, sentence: str) -> None:
         """Count a directory that others could have put something into, and warn of it."""
         self._tally.failed("unsafe-directory")
-        _LOG.warning("%s", sentence)
-        show(sentence)
+        self.warn(sentence)
 
     def unexpected(self, sentence: str) -> None:
         """Count a kernel that strict mode warns of, and warn."""
         self._tally.add("strict_warnings")
-        _LOG.warning("%s", sentence)
-        show(sentence)
+        self.warn(sentence)
+
+
+def _cause(error: Exception) -> str:
+    return error.code if isinstance(error, BundlerError) else type(error).__name__

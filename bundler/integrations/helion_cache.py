@@ -20,8 +20,8 @@ from typing import Any
 from bundler.config import settings
 from bundler.errors import ConfigError
 from bundler.format.digest import sha256
-from bundler.lifecycle.machine_store import Store, open_store
-from bundler.store.store_urls import with_settings
+from bundler.integrations.session_options import store_of_settings
+from bundler.lifecycle.machine_store import Store
 
 _PREFIX = "helion/"
 _HELION, _BASE = "helion.autotuner.remote_cache", "RemoteCacheBackend"
@@ -96,9 +96,7 @@ def _store_of_settings() -> Store:
     chosen = settings()
     if not chosen.store:
         raise ConfigError("no store for Helion's configs: set TRITON_BUNDLER_STORE, or pass store=")
-    return open_store(
-        *(with_settings(url, chosen.server) for url in chosen.store), when_down="degrade"
-    )
+    return store_of_settings(chosen, when_down="degrade")
 
 
 def _register() -> None:

@@ -32,14 +32,9 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore
 from bundler.lifecycle.restore_plan import Only, opened
 from bundler.project import install
-from bundler.toolchain import (
-    directories,
-    identity,
-    inductor_caches,
-    inductor_hooks,
-    inductor_tuners,
-)
-from bundler.toolchain.inductor_graphs import RewrittenEntries, rewrite
+from bundler.toolchain import directories, identity
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain.inductor.inductor_graphs import RewrittenEntries, rewrite
 from bundler.user_warnings import warn
 
 __all__ = ["compile_generated", "load", "load_generated", "save"]
@@ -132,7 +127,7 @@ def load(
     with opened(bundle) as source:
         report = restore(source, devices=devices, only=only, trust=trust)
         reasons = list(_why_not_found(source, trust))
-    lacking = inductor_hooks.keep_winners()
+    lacking = inductor_tuners.keep_winners()
     if lacking:
         reasons.append(
             f"torch {inductor_caches.release()} is not one that we know, it has no"
@@ -169,21 +164,17 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
     files = Builder(directories.inductor_cache_dir())
     files.left_out += left_out
     for entry in entries:
-        content = entry.content
+        content, path = entry.content, entry.path
         if entry.kind in (inductor_caches.GRAPH, inductor_caches.AUTOGRAD):
             content = _rewritten(entry, live, done, files.left_out)
-        _add(
-            files,
-            _path_of(entry, content),
-            content,
-            TuningFile if entry.kind == inductor_caches.TUNING else Opaque,
-        )
+        if entry.kind == inductor_caches.GRAPH:  # torch names these by their content
+            path = inductor_caches.graph_path(entry.key, content)
+        _add(files, path, content, TuningFile if entry.kind == inductor_caches.TUNING else Opaque)
     files.left_out += done.rebuilt
     kernels = _wanted(loaded, done, winners_only=winners_only)
-    environment = (
-        *identity.environment(),
-        *([("CXX", cxx)] if (cxx := inductor_caches.compiler()) else []),
-    )
+    environment, cxx = identity.environment(), inductor_caches.compiler()
+    if cxx:
+        environment = (*environment, ("CXX", cxx))
     return join([files, *_kernel_builders(kernels, keep, files.left_out)], environment)
 
 
@@ -196,22 +187,11 @@ def _rewritten(
     try:
         return rewrite(entry.content, loaded, done)
     except _UNKNOWN_SHAPE as error:
+        reason = f"{type(error).__name__}: {error}"
         left_out.append(
-            (
-                entry.path,
-                f"not cut down, so torch may tune its kernels again: {type(error).__name__}: {error}",
-            )
+            (entry.path, f"not cut down, so torch may tune its kernels again: {reason}")
         )
         return entry.content
-
-
-def _path_of(entry: inductor_caches.CacheEntry, content: bytes) -> str:
-    """Return the path of an entry; torch names graph entries by their content."""
-    return (
-        inductor_caches.graph_path(entry.key, content)
-        if entry.kind == inductor_caches.GRAPH
-        else entry.path
-    )
 
 
 def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaque]) -> None:

@@ -168,9 +168,11 @@ def module_for_worker(text: str, path: str) -> ModuleType:
 
 def _is_kernel_module(tree: ast.Module) -> bool:
     """Whether a module has a function of its own under one of torch's heuristics."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return any(
-        _is_heuristic(decorator) for function in functions for decorator in function.decorator_list
+        _is_heuristic(decorator)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
     )
 
 
@@ -178,8 +180,7 @@ def _is_heuristic(decorator: ast.expr) -> bool:
     match decorator:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="triton_heuristics"))):
             return True
-        case _:
-            return False
+    return False
 
 
 def _kernel_sources(tree: ast.Module) -> dict[str, str]:
@@ -193,13 +194,11 @@ def _kernel_sources(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call() as call):
-                source = _source_of(call)
-                if source is not None:
+                if (source := _source_of(call)) is not None:
                     named.add(id(call))
                     found[variable] = source[1]
-            case ast.Call():
-                source = _source_of(node)
-                if source is not None and id(node) not in named:
+            case ast.Call() if id(node) not in named:
+                if (source := _source_of(node)) is not None:
                     found[source[0]] = source[1]
     return found
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: ARG001  # the parameters are torch's, and it gives more than we need
 """`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported;
 each makes one.
 
@@ -14,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.compile.compile_job import SourceRef
 from bundler.compile.job_futures import CompileFuture
@@ -41,10 +40,10 @@ from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import BandwidthReport
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.argument_specs import Spec
 from bundler.toolchain.compile_call import compile_function
-from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.keys.encoding import encode_value
 
 Meta = Mapping[str, Any]
 # Inductor's own, where it measures with the profiler.
@@ -84,9 +83,7 @@ class GeneratedKernel(HeuristicKernel):
                 f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it"
                 " anew"
             )
-        counts = {
-            name: value for name, value in config.all_kwargs().items() if name not in config.kwargs
-        }
+        counts = {k: value for k, value in config.all_kwargs().items() if k not in config.kwargs}
         options = {**self.compile_options, **counts}
         return compile_function(
             self.fn,
@@ -157,29 +154,25 @@ class TunerSettings:
 
 
 def _decorator(
-    settings: TunerSettings,
-    kind: HeuristicKind,
-    choose: Callable[[Setting], Sequence[Config]],
-    hints: SizeHints,
-    triton_meta: Meta | None,
-    inductor_meta: Meta | None,
-    *,
-    custom: bool = False,
-    **facts: Any,
+    settings: TunerSettings, heuristic: _Heuristic, given: Given, **facts: Any
 ) -> Decorator:
-    """Return the decorator of one kernel: candidates by `choose`, and the grid of its metadata."""
-    triton_meta, inductor_meta = dict(triton_meta or {}), dict(inductor_meta or {})
+    """Return the decorator of one kernel: candidates by the heuristic, and the grid of its
+    metadata.
+    """
+    triton_meta = dict(given.get("triton_meta") or {})
+    inductor_meta = dict(given.get("inductor_meta") or {})
+    hints: SizeHints = given.get("size_hints", {})
+    custom = bool(given.get("custom_kernel"))
     setting = metadata.setting_of(triton_meta, inductor_meta, **facts)
     parts = metadata.sub_kernels_of(inductor_meta, **facts) if hints else ()
     if parts:
-        combo = inductor_meta["combo_grid_meta"]
-        grouping = bool(combo.get("autotune_grouping"))
-        plan = combo_plan(
-            parts, setting, parameters=triton_meta.get("signature", ()), grouping=grouping
-        )
-        candidates = Candidates(kind, (plan.base,), setting, combo=plan)
+        grouping = bool(inductor_meta["combo_grid_meta"].get("autotune_grouping"))
+        parameters = triton_meta.get("signature", ())
+        plan = combo_plan(parts, setting, parameters=parameters, grouping=grouping)
+        candidates = Candidates(heuristic.kind, (plan.base,), setting, combo=plan)
     else:
-        candidates = Candidates(kind, tuple(choose(setting)), setting, dict(hints))
+        configs = tuple(heuristic.choose(given, setting))
+        candidates = Candidates(heuristic.kind, configs, setting, dict(hints))
     mutated = [*inductor_meta.get("mutated_arg_names", ()), *triton_meta.get("restore_value", ())]
 
     def decorate(fn: Any) -> GeneratedKernel:
@@ -215,170 +208,113 @@ def _grid(inductor_meta: Meta) -> Grid:
     return open_grid(str(inductor_meta["grid_type"]), inductor_meta)
 
 
-# Under torch's names, with torch's parameters: `filename` and the like say where torch keeps its
-# results, and go unused.
+Given = Mapping[str, Any]
+Rules = Callable[..., Sequence[Config]]
+_META = ("triton_meta", "filename", "inductor_meta")
 
 
-def _pointwise(
-    settings: TunerSettings,
-    size_hints: SizeHints,
-    triton_meta: Meta,
-    tile_hint: Any = None,
-    filename: str | None = None,
-    min_elem_per_thread: int = 0,
-    inductor_meta: Meta | None = None,
-) -> Decorator:
-    hint = metadata.tile_hint_of(tile_hint)
+def _hinted(rules: Rules) -> Callable[[Given, Setting], Sequence[Config]]:
+    """Return rules for reductions with torch's sizes and torch's hint."""
 
-    def choose(setting: Setting) -> Sequence[Config]:
-        return pointwise_configs(size_hints, setting, tile_hint=hint)
+    def choose(given: Given, setting: Setting) -> Sequence[Config]:
+        hint = metadata.reduction_hint_of(given.get("reduction_hint", False))
+        return rules(given["size_hints"], setting, hint=hint)
 
-    return _decorator(
-        settings,
-        "pointwise",
-        choose,
-        size_hints,
-        triton_meta,
-        inductor_meta,
-        min_elem_per_thread=min_elem_per_thread,
+    return choose
+
+
+def _pointwise(given: Given, setting: Setting) -> Sequence[Config]:
+    hint = metadata.tile_hint_of(given.get("tile_hint"))
+    return pointwise_configs(given["size_hints"], setting, tile_hint=hint)
+
+
+def _cooperative(given: Given, setting: Setting) -> Sequence[Config]:
+    persistent = bool(given["inductor_meta"].get("persistent_reduction"))
+    return _hinted(partial(cooperative_reduction_configs, is_persistent=persistent))(given, setting)
+
+
+def _template(given: Given, _setting: Setting) -> Sequence[Config]:
+    return template_configs(
+        given["num_stages"],
+        given["num_warps"],
+        num_consumer_groups=given.get("num_consumer_groups", 0),
+        num_buffers_warp_spec=given.get("num_buffers_warp_spec", 0),
     )
 
 
-def _hinted(
-    kind: HeuristicKind, rules: Callable[..., Sequence[Config]]
-) -> Callable[..., Decorator]:
-    """Return what stands in for one of torch's heuristics that take sizes and a hint for
-    reductions.
+class _Heuristic(NamedTuple):
+    """One of torch's heuristics.
+
+    Attributes:
+        kind: what ours calls it.
+        parameters: torch's, in torch's order; `filename` and the like say where torch keeps its
+            results, and go unused.
+        choose: returns the candidates, by what was given for the parameters.
+        open: whether torch gives more than these, which goes unused.
     """
 
-    def stand_in(
-        settings: TunerSettings,
-        size_hints: SizeHints,
-        reduction_hint: Any = False,
-        triton_meta: Meta | None = None,
-        filename: str | None = None,
-        inductor_meta: Meta | None = None,
-    ) -> Decorator:
-        hint = metadata.reduction_hint_of(reduction_hint)
-
-        def choose(setting: Setting) -> Sequence[Config]:
-            return rules(size_hints, setting, hint=hint)
-
-        # Only the rules for reductions look at how many sizes change from call to call.
-        facts: dict[str, Any] = {}
-        if kind == "reduction":
-            facts["num_dynamic"] = metadata.dynamic_sizes(triton_meta or {})
-        return _decorator(settings, kind, choose, size_hints, triton_meta, inductor_meta, **facts)
-
-    return stand_in
+    kind: HeuristicKind
+    parameters: tuple[str, ...]
+    choose: Callable[[Given, Setting], Sequence[Config]]
+    open: bool = False
 
 
-def _cooperative_reduction(
-    settings: TunerSettings,
-    size_hints: SizeHints,
-    reduction_hint: Any,
-    triton_meta: Meta,
-    filename: str | None,
-    inductor_meta: Meta,
-) -> Decorator:
-    hint, persistent = (
-        metadata.reduction_hint_of(reduction_hint),
-        bool(inductor_meta.get("persistent_reduction")),
-    )
-
-    def choose(setting: Setting) -> Sequence[Config]:
-        return cooperative_reduction_configs(
-            size_hints, setting, hint=hint, is_persistent=persistent
-        )
-
-    return _decorator(settings, "reduction", choose, size_hints, triton_meta, inductor_meta)
-
-
-def _template(
-    settings: TunerSettings,
-    num_stages: int,
-    num_warps: int,
-    triton_meta: Meta,
-    num_consumer_groups: int = 0,
-    num_buffers_warp_spec: int = 0,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-    **_unused: Any,
-) -> Decorator:
-    configs = template_configs(
-        num_stages,
-        num_warps,
-        num_consumer_groups=num_consumer_groups,
-        num_buffers_warp_spec=num_buffers_warp_spec,
-    )
-    return _decorator(
-        settings, "template", lambda _setting: configs, {}, triton_meta, inductor_meta
-    )
-
-
-def _fixed_config(
-    settings: TunerSettings,
-    config: Meta,
-    filename: str | None,
-    triton_meta: Meta,
-    inductor_meta: Meta,
-) -> Decorator:
-    return _decorator(
-        settings, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta
-    )
-
-
-def _user_autotune(
-    settings: TunerSettings,
-    configs: Sequence[Meta],
-    triton_meta: Meta,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-    custom_kernel: bool = False,
-) -> Decorator:
-    chosen = user_configs(configs)
-    return _decorator(
-        settings,
+_POINTWISE = (
+    "size_hints",
+    "triton_meta",
+    "tile_hint",
+    "filename",
+    "min_elem_per_thread",
+    "inductor_meta",
+)
+_REDUCTION = ("size_hints", "reduction_hint", *_META)
+_SPECIALIZED = ("num_consumer_groups", "num_buffers_warp_spec", "filename", "inductor_meta")
+_HEURISTICS: Mapping[str, _Heuristic] = {
+    "pointwise": _Heuristic(
+        "pointwise",
+        _POINTWISE,
+        _pointwise,
+    ),
+    "reduction": _Heuristic("reduction", _REDUCTION, _hinted(reduction_configs)),
+    "persistent_reduction": _Heuristic(
+        "persistent_reduction", _REDUCTION, _hinted(persistent_reduction_configs)
+    ),
+    "cooperative_reduction": _Heuristic("reduction", _REDUCTION, _cooperative),
+    "split_scan": _Heuristic("split_scan", _REDUCTION, _hinted(split_scan_configs)),
+    "template": _Heuristic(
+        "template", ("num_stages", "num_warps", "triton_meta", *_SPECIALIZED), _template, open=True
+    ),
+    "fixed_config": _Heuristic(
+        "fixed",
+        ("config", "filename", "triton_meta", "inductor_meta"),
+        lambda given, _: fixed_configs(given["config"]),
+    ),
+    "user_autotune": _Heuristic(
         "user_autotune",
-        lambda _setting: chosen,
-        {},
-        triton_meta,
-        inductor_meta,
-        custom=custom_kernel,
-    )
-
-
-def _foreach(
-    settings: TunerSettings,
-    triton_meta: Meta,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-) -> Decorator:
-    return _decorator(
-        settings,
-        "template",
-        lambda setting: foreach_configs(setting.policy),
-        {},
-        triton_meta,
-        inductor_meta,
-    )
-
-
-_STAND_INS: Mapping[str, Callable[..., Decorator]] = {
-    "pointwise": _pointwise,
-    "reduction": _hinted("reduction", reduction_configs),
-    "persistent_reduction": _hinted("persistent_reduction", persistent_reduction_configs),
-    "cooperative_reduction": _cooperative_reduction,
-    "split_scan": _hinted("split_scan", split_scan_configs),
-    "template": _template,
-    "fixed_config": _fixed_config,
-    "user_autotune": _user_autotune,
-    "foreach": _foreach,
+        ("configs", *_META, "custom_kernel"),
+        lambda given, _: user_configs(given["configs"]),
+    ),
+    "foreach": _Heuristic("template", _META, lambda _, setting: foreach_configs(setting.policy)),
 }
+
+
+def _stand_in(settings: TunerSettings, name: str, *args: Any, **named: Any) -> Decorator:
+    """Return what one of torch's heuristics makes of what a generated module gives it."""
+    heuristic = _HEURISTICS[name]
+    given = {**dict(zip(heuristic.parameters, args, strict=False)), **named}
+    odd = set(given) - set(heuristic.parameters)
+    if len(args) > len(heuristic.parameters) or (odd and not heuristic.open):
+        raise TypeError(f"{name}() was given what it does not know: {', '.join(sorted(odd))}")
+    facts: dict[str, Any] = {}
+    if name == "pointwise":
+        facts["min_elem_per_thread"] = given.get("min_elem_per_thread", 0)
+    elif name == "reduction":  # the other rules do not look at sizes that change
+        facts["num_dynamic"] = metadata.dynamic_sizes(given.get("triton_meta") or {})
+    return _decorator(settings, heuristic, given, **facts)
 
 
 def stand_ins(settings: TunerSettings) -> dict[str, Callable[..., Decorator]]:
     """Return a decorator for each of torch's heuristics, under torch's name and with torch's
     parameters.
     """
-    return {name: partial(stand_in, settings) for name, stand_in in _STAND_INS.items()}
+    return {name: partial(_stand_in, settings, name) for name in _HEURISTICS}

@@ -27,7 +27,7 @@ from bundler.runtime.heuristics.facts import (
 )
 from bundler.runtime.tuning.descent import Descent
 from bundler.runtime.tuning.tuner_options import TunerOptions
-from bundler.toolchain.imagined_arguments import NONE, Spec
+from bundler.toolchain.argument_specs import NONE, Spec
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}

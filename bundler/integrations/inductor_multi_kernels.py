@@ -21,6 +21,10 @@ from bundler.runtime.tuning.multi_kernel_records import MultiKernelRecords
 REP_MS = 40
 _MEASURED, _BY_SHAPE = "multi_kernel", "size_hint_multi_kernel"
 Dispatcher = MultiKernel | ShapeKernel
+# Of each kernel the shapes, or its number, its name, and the kernel; and by its number which of a
+# call's arguments it gets.
+_Choices = list[tuple[Any, str, GeneratedKernel]]
+_Slices = Mapping[int, list[slice]]
 
 
 def multi_kernels_of(
@@ -39,7 +43,7 @@ def multi_kernels_of(
         ConfigError: one names kernels that the wrapper does not have.
     """
     found: dict[str, Dispatcher] = {}
-    slices: dict[int, list[slice]] = {}
+    slices: _Slices = {}
     for target, value in _assignments(tree):
         # Each multi-kernel is preceded by the slices of the arguments that its kernels get, always
         # under the same name.
@@ -49,8 +53,10 @@ def multi_kernels_of(
             kind = value.func.attr
             if kind in {_MEASURED, _BY_SHAPE}:
                 name, choices = _choices(value, kernels, where)
-                found[name] = (_measured if kind == _MEASURED else _by_shape)(
-                    name, choices, slices, settings, where
+                found[name] = (
+                    _measured(name, choices, slices, settings, where)
+                    if kind == _MEASURED
+                    else _by_shape(name, choices, slices)
                 )
     return found
 
@@ -80,30 +86,22 @@ def _slice(value: ast.expr) -> slice:
     match value:
         case ast.Call(func=ast.Name(id="slice"), args=[*bounds], keywords=[]):
             found = slice(*map(ast.literal_eval, bounds))
-            if (
-                type(found.stop) is int
-                and type(found.start or 0) is int
-                and found.step in {None, 1}
-            ):
+            whole = type(found.stop) is int and type(found.start or 0) is int
+            if whole and found.step in {None, 1}:
                 return slice(found.start or 0, found.stop)
     raise ValueError(ast.unparse(value))
 
 
 def _choices(
     call: ast.Call, kernels: Mapping[str, GeneratedKernel], where: str
-) -> tuple[str, list[tuple[Any, str, GeneratedKernel]]]:
-    """Return a multi-kernel's name, and of each of its kernels the shapes (or its number), the
-    name, and the kernel.
-    """
+) -> tuple[str, _Choices]:
+    """Return a multi-kernel's name, and its kernels."""
     match call.args:
         case [ast.Constant(value=str() as name), ast.List(elts=elements)]:
             keyed = list(enumerate(elements))
         case [ast.Constant(value=str() as name), ast.Dict(keys=keys, values=elements)]:
-            keyed = [
-                (ast.literal_eval(key), element)
-                for key, element in zip(keys, elements, strict=True)
-                if key
-            ]
+            pairs = zip(keys, elements, strict=True)
+            keyed = [(ast.literal_eval(key), element) for key, element in pairs if key]
         case _:
             raise FormatError(
                 f"{where}: a multi-kernel is not understood: {ast.unparse(call)[:80]}", name=where
@@ -121,22 +119,15 @@ def _choices(
     return name, found
 
 
-def _positions(slices: Mapping[int, list[slice]], number: int) -> tuple[int, ...] | None:
+def _positions(slices: _Slices, number: int) -> tuple[int, ...] | None:
     """Return which arguments of a call the kernel with this number gets; None for all."""
-    parts = slices.get(number)
-    return (
-        None
-        if parts is None
-        else tuple(place for part in parts for place in range(part.start, part.stop))
-    )
+    if number not in slices:
+        return None
+    return tuple(place for part in slices[number] for place in range(part.start, part.stop))
 
 
 def _measured(
-    name: str,
-    choices: list[tuple[Any, str, GeneratedKernel]],
-    slices: Mapping[int, list[slice]],
-    settings: TunerSettings,
-    where: str,
+    name: str, choices: _Choices, slices: _Slices, settings: TunerSettings, where: str
 ) -> MultiKernel:
     by_name = {kernel: made for _, kernel, made in choices}
     if len(by_name) != len(choices):
@@ -158,13 +149,7 @@ def _measured(
     )
 
 
-def _by_shape(
-    name: str,
-    choices: list[tuple[Any, str, GeneratedKernel]],
-    slices: Mapping[int, list[slice]],
-    _settings: TunerSettings,
-    _where: str,
-) -> ShapeKernel:
+def _by_shape(name: str, choices: _Choices, slices: _Slices) -> ShapeKernel:
     def runs(kernel: GeneratedKernel, places: tuple[int, ...] | None) -> Any:
         def run(*args: Any, **kwargs: Any) -> None:
             kernel.run(*(args if places is None else [args[place] for place in places]), **kwargs)

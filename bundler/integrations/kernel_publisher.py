@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bundler.format.manifest import Observation
     from bundler.lifecycle.bundle_builder import Builder
     from bundler.lifecycle.compiled_once import CompileLease
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 T = TypeVar("T")
 # Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as

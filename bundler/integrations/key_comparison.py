@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle
@@ -18,14 +19,14 @@ from bundler.format.entries import Kernel, Target
 from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
 from bundler.format.metadata import parse_metadata
 from bundler.toolchain import identity
-from bundler.toolchain.line_information import ADVICE, COLUMN_PART, PATH_PART
+from bundler.toolchain.keys.keytext import ADVICE, COLUMN_PART, PATH_PART
 
 # Parts of one key's digests are long; a person compares their beginnings.
 _SHOWN = 12
 _SHOWN_TEXT = 60
 # An item of a list is whole or not there: half of one says nothing.
 _SHOWN_ITEM = 160
-_LISTS = frozenset({"signature", "constants", "alignment"})
+_LISTS = ("signature", "constants", "alignment")
 _OPENING, _CLOSING, _QUOTES = "([{<", ")]}>", "'\""
 _DIGEST = 64
 # Of the options these are chosen by who launches; the others come from the target where that
@@ -49,6 +50,14 @@ _PARTS = {
     "ptxas": "backend.hash",
     "stages": "backend.stages",
 }
+_SENTENCES = {
+    "source": "the source of the kernel changed",
+    _SOURCE_PATH: (
+        "only line information: its source lies at another path or column here, which this Triton's"
+        f" keys hold; {ADVICE}"
+    ),
+    _UNTOLD: "nothing that its metadata tells; so its source, signature or constants",
+}
 _LIBRARY = ("triton.binary", "triton.code")
 # The first release in which a function's hash does not depend on what a program hashed before.
 _STEADY_HASHES = (3, 9)
@@ -56,6 +65,11 @@ _HASHED_BEFORE = (
     "the same helper was hashed after another kernel, which in this Triton changes the key of one"
     " that uses a constexpr of its module (triton-bundler build publishes both keys)"
 )
+
+
+_Sides = tuple[str | None, str | None]
+_Changed = Mapping[str, _Sides]
+_Parts = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -84,8 +98,10 @@ class Difference:
         return _PARTS.get(self.what, self.what)
 
     def __str__(self) -> str:
-        if self.what == "source":
-            return "the source of the kernel changed"
+        there, here = shown_sides(self)
+        if self.what == "dependencies":
+            changed = "a function that it calls, or a global that it uses, changed"
+            return f"{changed}; or {_HASHED_BEFORE}" if _hashes_in_turn() else changed
         if self.what == "line numbers" and " " in (self.asked or ""):
             return (
                 "only line numbers: of a function that it calls; it and these begin at lines "
@@ -96,18 +112,7 @@ class Difference:
                 f"only line numbers: it begins at line {self.asked} here, at line {self.recorded}"
                 " there"
             )
-        if self.what == _SOURCE_PATH:
-            return (
-                "only line information: its source lies at another path or column here, which this"
-                f" Triton's keys hold; {ADVICE}"
-            )
-        if self.what == "dependencies":
-            changed = "a function that it calls, or a global that it uses, changed"
-            return f"{changed}; or {_HASHED_BEFORE}" if _hashes_in_turn() else changed
-        if self.what == _UNTOLD:
-            return "nothing that its metadata tells; so its source, signature or constants"
-        there, here = shown_sides(self)
-        return f"{self.what}: {here} here, {there} there"
+        return _SENTENCES.get(self.what, f"{self.what}: {here} here, {there} there")
 
 
 def _hashes_in_turn() -> bool:
@@ -135,8 +140,14 @@ class KeyedKernel:
     name: str
     target: Target | None
     parts: KeyParts
-    # Of metadata alone: what it does not name may differ or not.
+    # Of metadata alone, or of less: what it does not name may differ or not.
     partial: bool = False
+
+    @classmethod
+    def partly(cls, kernel: Kernel, parts: Mapping[str, str]) -> Self:
+        """Return a kernel of which nobody recorded the parts of its key, by those that are known."""
+        known = KeyParts(tuple(parts.items()), proven=False)
+        return cls(kernel.key, kernel.name, kernel.target, known, partial=True)
 
     @property
     def specialization(self) -> str:
@@ -170,13 +181,7 @@ def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:
             parts[f"env.{name}"] = str(value)
         elif not isinstance(value, (dict, list)):
             parts[f"option.{name}"] = repr(value)
-    return KeyedKernel(
-        kernel.key,
-        kernel.name,
-        kernel.target,
-        KeyParts(tuple(parts.items()), proven=False),
-        partial=True,
-    )
+    return KeyedKernel.partly(kernel, parts)
 
 
 def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:
@@ -190,9 +195,7 @@ def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:
         try:
             yield of_metadata(kernel, bundle.read(kernel.metadata))
         except (FormatError, DigestMismatch, NotFound):
-            yield KeyedKernel(
-                kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), True
-            )
+            yield KeyedKernel.partly(kernel, {})
 
 
 def nearest(
@@ -238,25 +241,17 @@ def differences(asked: KeyedKernel, kernel: KeyedKernel) -> tuple[Difference, ..
     return tuple(found or ([Difference(_UNTOLD, None, None)] if partial else []))
 
 
-def _toolchain(
-    changed: Mapping[str, tuple[str | None, str | None]],
-    here: Mapping[str, str],
-    there: Mapping[str, str],
-) -> Iterator[Difference]:
+def _toolchain(changed: _Changed, here: _Parts, there: _Parts) -> Iterator[Difference]:
+    library = next((part for part in _LIBRARY if part in changed), None)
     if "triton.release" in changed:
         yield Difference("release", *changed["triton.release"])
-    elif any(part in changed for part in _LIBRARY):
-        part = next(part for part in _LIBRARY if part in changed)
-        yield Difference("binary", there.get(part), here.get(part))
+    elif library is not None:
+        yield Difference("binary", there.get(library), here.get(library))
     if "triton.location" in changed:
         yield Difference("location", *changed["triton.location"])
 
 
-def _tell_lines(
-    changed: dict[str, tuple[str | None, str | None]],
-    here: Mapping[str, str],
-    there: Mapping[str, str],
-) -> None:
+def _tell_lines(changed: dict[str, _Sides], here: _Parts, there: _Parts) -> None:
     """Tell by what was recorded of functions that a source calls whether more than their lines
     differs.
     """
@@ -268,7 +263,7 @@ def _tell_lines(
         changed.setdefault("source.line", changed[LINES_PART])
 
 
-def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
+def _source(changed: _Changed) -> Iterator[Difference]:
     if "source.text" in changed or "source.format" in changed:
         yield Difference("source", *changed.get("source.text", (None, None)))
     elif "source.hash" in changed:  # the places below are in it, where they count
@@ -281,20 +276,14 @@ def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Di
             yield Difference("dependencies", *changed["source.hash"])
 
 
-def _specialization(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
-    for part, what in (
-        ("signature", "signature"),
-        ("constants", "constants"),
-        ("attributes", "alignment"),
-    ):
-        if f"source.{part}" in changed:
-            recorded, asked = changed[f"source.{part}"]
+def _specialization(changed: _Changed) -> Iterator[Difference]:
+    for what in _LISTS:
+        if _PARTS[what] in changed:
+            recorded, asked = changed[_PARTS[what]]
             yield Difference(what, *_only_changed(recorded or "", asked or ""))
 
 
-def _rest(
-    changed: Mapping[str, tuple[str | None, str | None]], *, other_target: bool
-) -> Iterator[Difference]:
+def _rest(changed: _Changed, *, other_target: bool) -> Iterator[Difference]:
     for name, (recorded, asked) in changed.items():
         kind, _, rest = name.partition(".")
         if kind == "option" and (not other_target or rest in _CHOSEN_OPTIONS):

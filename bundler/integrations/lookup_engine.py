@@ -2,7 +2,7 @@
 """`Engine`: what one session does for Triton's cache managers: look up, place, publish, count.
 
 `_process.py` makes one for each session and hands it to the managers
-(`bundler/toolchain/cache_manager.py`), who call it `CacheDelegate`.
+(`bundler/toolchain/recording/cache_manager.py`), who call it `CacheDelegate`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
 from bundler.integrations.strict_mode import StrictMode
 from bundler.integrations.user_directories import LocalDirectory, UserDirectories
 from bundler.toolchain import compile_frames, directories, identity, instances
-from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, Group
+from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate, Group
 
 if TYPE_CHECKING:
     from bundler.integrations.key_comparison import KeyedKernel
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.machine_store import Store
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 # Recorded kernels that are compared for "what is nearest": the newest ones.
 MOST_COMPARED = 10_000
@@ -267,7 +267,7 @@ class Engine(CacheDelegate):
         if outcome != "present":
             return {name: f"{folder}/{name}" for name in placement.names}
         # What lies there may be another build with other files.
-        from bundler.toolchain.cache_manager import read_group
+        from bundler.toolchain.recording.cache_manager import read_group
 
         return read_group(folder, call.filename)
 
@@ -473,22 +473,22 @@ class Engine(CacheDelegate):
 
 def _event_of(found: FoundKernel, call: CacheCall) -> SpooledEvent:
     """Return what is known of a kernel that was fetched, as if a compile here had told it."""
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
     kernel, seen = found.kernel, found.seen
     device = seen.devices[0] if seen is not None and seen.devices else None
     times = seen.times_us if seen is not None else ()
     return SpooledEvent(
-        kernel.key,
-        "",
-        f"{call.root}/{call.key}",
-        kernel.name,
-        kernel.target,
-        device,
-        times,
-        True,
-        kernel.facts_bytes,
-        kernel.parts_bytes,
-        kernel.toolchain,
-        0,
+        key=kernel.key,
+        hash="",
+        directory=f"{call.root}/{call.key}",
+        name=kernel.name,
+        device=device,
+        stage_times_us=times,
+        cache_hit=True,
+        pid=0,
+        target=kernel.target,
+        facts_bytes=kernel.facts_bytes,
+        parts_bytes=kernel.parts_bytes,
+        toolchain=kernel.toolchain,
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bundler.config import PREFIX
-from bundler.toolchain.cache_delegate import DelegateSource
-from bundler.toolchain.child_recording import hidden_package_parent
-from bundler.toolchain.manager_environment import Active
+from bundler.toolchain.recording.cache_delegate import DelegateSource
+from bundler.toolchain.recording.child_recording import hidden_package_parent
+from bundler.toolchain.recording.manager_environment import Active
 
 if TYPE_CHECKING:
     from bundler.integrations.session_options import SessionOptions
@@ -29,43 +29,32 @@ def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -
         store, options: of the session.
         source: says who looks after the managers of this process.
     """
-    in_front = partial(_in_front_of, source)
-    if not store.urls:
-        # imports Triton, whose settings in Python are changed
-        from bundler.toolchain import cache_manager  # noqa: F401
+    if store.urls:
+        return inherited_activity(source, session=_for_children(store.urls, options))
+    # imports Triton, whose settings in Python are changed
+    from bundler.toolchain.recording import cache_manager  # noqa: F401
 
-        return Active(in_code=in_front, here_only=True)
-    return Active(
-        session=_for_children(store.urls, options), path=hidden_package_parent(), in_code=in_front
-    )
+    return Active(in_code=partial(_in_front_of, source), here_only=True)
 
 
-def activity_of_bundle(path: str, source: DelegateSource) -> Active:
-    """Return what makes Triton use a registered bundle, here and in children; `source` as for
-    `activity_of`.
+def inherited_activity(source: DelegateSource, **what: Any) -> Active:
+    """Return what makes Triton use something here and in children.
+
+    Args:
+        source: as for `activity_of`.
+        what: `bundle`, the path of a registered one; or `session`, the variables of one for
+            children, none where the user's own variables ask for it.
     """
-    return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
-
-
-def activity_of_environment(source: DelegateSource) -> Active:
-    """Return what makes Triton use the session that the user's variables ask for, here and in
-    children; `source` as for `activity_of`.
-    """
-    return Active(session={}, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
+    return Active(path=hidden_package_parent(), in_code=partial(_in_front_of, source), **what)
 
 
 def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
     """Return what makes a child process look where we look.  Tags are the parent's: it fetches and
     pushes for all.
     """
-    chosen = {
-        "STORE": " ".join(urls),
-        "MODE": options.mode,
-        "TRUST": options.trust,
-        "STRICT": options.strict,
-        "KEEP": options.keep,
-        "MOVED": str(int(options.moved)),
-    }
+    names = ("mode", "trust", "strict", "keep")
+    chosen = {name.upper(): str(getattr(options, name)) for name in names}
+    chosen |= {"STORE": " ".join(urls), "MOVED": str(int(options.moved))}
     return {PREFIX + name: value for name, value in chosen.items()}
 
 
@@ -73,7 +62,7 @@ def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
     """Return our manager in front of the one that the program set in Python, or of what the
     environment names; None for what is ours.
     """
-    from bundler.toolchain import cache_manager
+    from bundler.toolchain.recording import cache_manager
 
     behind = theirs if theirs is not None else cache_manager.named_by_environment()
     if cache_manager.has_delegate(behind, source):

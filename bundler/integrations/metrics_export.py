@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bundler import observers
 from bundler.config import metrics_file_setting
 from bundler.errors import ConfigError
+from bundler.integrations.user_directories import write_whole
 from bundler.package_loggers import logger
 from bundler.project import install
 
@@ -130,17 +131,8 @@ def write_metrics(path: str, text: str) -> str:
         OSError: it cannot be written.
     """
     target = path.replace(PID, str(os.getpid()))
-    # A collector of text files reads what ends in .prom, which this does not.
-    temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    # A collector of text files reads what ends in .prom, which a temporary file does not.
+    write_whole(target, text.encode(), durable=True)
     return target
 
 

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from bundler.errors import FormatError
-from bundler.integrations.process_notes import ProcessNote, ended, sweep_processes, this_process
+from bundler.integrations.process_notes import ProcessNote, sweep_processes, this_process
 from bundler.integrations.source_texts import SourceTexts
 from bundler.integrations.user_directories import LocalDirectory
 
 if TYPE_CHECKING:
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 # The notes of a few runs; each is a few kilobytes.
 KEPT = 2000
@@ -92,7 +92,7 @@ class MissNotes:
             OSError: it cannot be written.
         """
         if self._process is not None:
-            ended(self._process, hits, compiled).write(self._local)
+            self._process._replace(hits=hits, compiled=compiled).write(self._local)
             self._write_sources()
 
     def reset_after_fork(self) -> None:
@@ -109,7 +109,7 @@ class MissNotes:
         Raises:
             OSError: one cannot be written.
         """
-        from bundler.toolchain import spool_records
+        from bundler.toolchain.recording import spool_records
 
         self._write_sources()
         for event in events:
@@ -139,8 +139,8 @@ def read_misses(local: LocalDirectory) -> Iterator[NotedMiss]:
     """
     from bundler.format.bundle_file import read_regular
     from bundler.format.limits import DEFAULT_LIMITS
-    from bundler.toolchain import spool_records
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording import spool_records
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
     directory = local.notes(_DIRECTORY, make=False)
     if directory is None:

@@ -16,9 +16,9 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from bundler.integrations.user_directories import LocalDirectory
+from bundler.integrations.user_directories import LocalDirectory, write_whole
 
 # A job of a few hundred ranks, a few times over; each note is a file of half a kilobyte.
 KEPT = 1000
@@ -67,44 +67,24 @@ class ProcessNote(NamedTuple):
             OSError: it cannot be written.
         """
         directory = local.notes(_DIRECTORY, make=True)
-        if directory is None:
-            return
-        path = os.path.join(directory, f"{self.began_ns:020d}-{self.pid}{_SUFFIX}")
-        temporary = f"{path}.{os.urandom(4).hex()}.tmp"
-        try:
-            with open(temporary, "x", encoding="utf-8") as file:
-                json.dump(self._asdict(), file)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        if directory is not None:
+            path = os.path.join(directory, f"{self.began_ns:020d}-{self.pid}{_SUFFIX}")
+            write_whole(path, json.dumps(self._asdict()).encode())
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Decode a note; raises `ValueError` for anything else."""
         found = json.loads(data)
-        if not isinstance(found, dict):
-            # one class for all that is none
-            raise ValueError("not a note of a process")  # noqa: TRY004
-        counts = [found.get(name) for name in ("hits", "compiled")]
-        lineage = found.get("lineage")
-        if not _are(
-            int,
-            [
-                found.get("pid"),
-                found.get("began_ns"),
-                *(count for count in counts if count is not None),
-            ],
-        ):
+        # one class for all that is none
+        lineage = found.get("lineage") if isinstance(found, dict) else None
+        if not isinstance(lineage, list) or any(type(name) is not str for name in lineage):
             raise ValueError("not a note of a process")
-        if not isinstance(lineage, list) or not _are(str, lineage):
+        numbers = [found.get(name) for name in ("pid", "began_ns", "hits", "compiled")]
+        known = numbers[:2] + [number for number in numbers[2:] if number is not None]
+        if any(type(number) is not int for number in known):
             raise ValueError("not a note of a process")
-        return cls(found["pid"], found["began_ns"], tuple(lineage), *counts)
-
-
-def _are(kind: type, values: Iterable[Any]) -> bool:
-    return all(type(value) is kind for value in values)
+        pid, began_ns, hits, compiled = numbers
+        return cls(pid, began_ns, tuple(lineage), hits, compiled)
 
 
 def read_processes(local: LocalDirectory) -> Iterator[ProcessNote]:
@@ -152,11 +132,6 @@ def of_one_run(processes: Iterable[ProcessNote]) -> tuple[ProcessNote, ...]:
 def this_process(began_ns: int) -> ProcessNote:
     """Return the note of this process as it begins."""
     return ProcessNote(os.getpid(), began_ns, _lineage())
-
-
-def ended(note: ProcessNote, hits: int, compiled: int) -> ProcessNote:
-    """Return the note of a process as it ends."""
-    return note._replace(hits=hits, compiled=compiled)
 
 
 def _lineage() -> tuple[str, ...]:

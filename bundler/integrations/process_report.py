@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bundler.integrations.session_counters import Counters
+from bundler.integrations.user_directories import write_whole
 from bundler.lifecycle.machine_store import Store
 from bundler.lifecycle.tuning.tuning_savings import tuning_counters
 from bundler.toolchain import instances
@@ -78,15 +79,8 @@ def write_report(
         OSError: it cannot be written.
     """
     target = path.replace(PID, str(os.getpid()))
-    temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(report_of(counters, store, hits_of, moved_from), file, indent=2)
-            file.write("\n")
-        os.replace(temporary, target)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    told = json.dumps(report_of(counters, store, hits_of, moved_from), indent=2)
+    write_whole(target, f"{told}\n".encode())
     return target
 
 
@@ -97,10 +91,9 @@ def _tuners_not_saved() -> tuple[str, ...]:
     Triton writes a result file only for configurations that it could write into one.  Empty when
     Triton is not imported.  Which tuners are known, says `instances`.
     """
-    tuners = instances.instances(instances.TUNER)
     timed = [
         tuner
-        for tuner in tuners
+        for tuner in instances.instances(instances.TUNER)
         if tuner.cache and any(config.pre_hook for config in tuner.configs)
     ]
     return tuple(sorted({_name(tuner) for tuner in timed}))

@@ -25,12 +25,13 @@ from bundler.config import settings, takes_moved
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.summary import Reported, count
+from bundler.integrations.session_options import store_of_settings
 from bundler.user_warnings import show
 
 if TYPE_CHECKING:
     from bundler.integrations.replayed_tunings import RecordedWinner
     from bundler.lifecycle.lifecycle_reports import Reasons
-    from bundler.toolchain.device_caches import Outcome, ReplayOutcome
+    from bundler.toolchain.replay.device_caches import Outcome, ReplayOutcome
 
 # Threads wait for files more than they compute; more of them only wait for the interpreter.
 _THREADS = 8
@@ -149,8 +150,7 @@ def replay_restored(
     with observers.step("replay") as step:
         report, complaint = _replayed(bundle, roots, modules, moved=moved)
         if step.observed:
-            told = (report.replayed, report.later, report.not_found, report.changed, report.skipped)
-            counts = dict(zip(OUTCOMES, map(len, told), strict=True))
+            counts = {outcome: len(getattr(report, outcome)) for outcome in OUTCOMES}
             step.note(digest=bundle.digest, tuned=len(report.tuned), **counts)
     return report, complaint
 
@@ -160,8 +160,8 @@ def _replayed(
 ) -> tuple[ReplayReport, str]:
     from concurrent.futures import ThreadPoolExecutor
 
-    from bundler.toolchain.device_caches import OfferedKernel, device_caches
-    from bundler.toolchain.tuner_caches import ResultFile, tuner_caches
+    from bundler.toolchain.replay.device_caches import OfferedKernel, device_caches
+    from bundler.toolchain.replay.tuner_caches import ResultFile, tuner_caches
 
     began = time.monotonic()
     moved_from: dict[str, str] = {}
@@ -172,15 +172,15 @@ def _replayed(
     places, allowed = tuple(dict.fromkeys(roots)), None if modules is None else tuple(modules)
     names = {kernel.key: kernel.name for kernel in bundle.kernels}
     with ThreadPoolExecutor(_THREADS) as threads:
-        told = device_caches.offer(
-            (OfferedKernel(kernel, places, allowed) for kernel in bundle.kernels), threads
-        )
-    told = _without_origins(told, moved_from)
-    files = [entry.path for entry in bundle.tuning_files if entry.in_triton_cache]
+        offered = (OfferedKernel(kernel, places, allowed) for kernel in bundle.kernels)
+        told = _without_origins(device_caches.offer(offered, threads), moved_from)
+    files = [
+        ResultFile(entry.path, places, allowed)
+        for entry in bundle.tuning_files
+        if entry.in_triton_cache
+    ]
     # After the kernels, whose functions then have the hash that result files were named by.
-    tuned = tuner_caches.offer(
-        [*(ResultFile(path, places, allowed) for path in files), *_records(bundle, allowed)]
-    )
+    tuned = tuner_caches.offer([*files, *_records(bundle, allowed)])
     report = ReplayReport(
         replayed=tuple(sorted(key for key, one in told.items() if one.outcome == "replayed")),
         later=_reasons(told, names, "later"),
@@ -218,13 +218,8 @@ def _records(bundle: Bundle, modules: tuple[str, ...] | None) -> list[RecordedWi
 def _reasons(
     told: Mapping[str, ReplayOutcome], names: Mapping[str, str], *outcomes: Outcome
 ) -> Reasons:
-    return tuple(
-        sorted(
-            (key, f"{names[key]}: {one.reason}")
-            for key, one in told.items()
-            if one.outcome in outcomes
-        )
-    )
+    found = ((key, one) for key, one in told.items() if one.outcome in outcomes)
+    return tuple(sorted((key, f"{names[key]}: {one.reason}") for key, one in found))
 
 
 def _complaint(report: ReplayReport, left_out: Reasons) -> str:
@@ -243,24 +238,19 @@ def _opened(bundle_or_tag: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
         yield bundle_or_tag
         return
     name = os.fspath(bundle_or_tag)
-    if (
-        not isinstance(bundle_or_tag, str)
-        or os.sep in name
-        or name.endswith(_SUFFIX)
-        or os.path.isfile(name)
-    ):
+    a_path = not isinstance(bundle_or_tag, str) or os.sep in name or name.endswith(_SUFFIX)
+    if a_path or os.path.isfile(name):
         with Bundle.load(name) as bundle:
             yield bundle
         return
-    from bundler.lifecycle.machine_store import open_store
-    from bundler.store.store_urls import with_settings
-
     chosen = settings()
     if not chosen.store:
         raise NotFound(
             f"no bundle {name}, and TRITON_BUNDLER_STORE names no store with a tag {name}",
             name=name,
         )
-    urls = [with_settings(url, chosen.server) for url in chosen.store]
-    with open_store(*urls, trust=chosen.trust, read_only=True) as store, store.pull(name) as bundle:
+    with (
+        store_of_settings(chosen, trust=chosen.trust, read_only=True) as store,
+        store.pull(name) as bundle,
+    ):
         yield bundle

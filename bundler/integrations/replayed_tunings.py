@@ -19,7 +19,7 @@ from bundler.format.candidate_timings import id_of
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.runtime.tuning import tuning_winners
 from bundler.toolchain import tuner_toolchain
 from bundler.toolchain.events import target_of

@@ -48,7 +48,18 @@ class _Wrappers(MetaPathFinder):
         self._looking = threading.local()
 
     def add(self, module: str, name: str, around: Around, complain: Complain) -> None:
-        """Wrap now, or when the module is imported; once, however often it is asked for."""
+        """Replace a function of a module by `around` of it: now if the module is imported, else
+        when it is.
+
+        Who imported the function by name before keeps the original.  A function is wrapped once,
+        however often this is called.
+
+        Args:
+            module: its full name.
+            name: of the function in it, or `Class.method`.
+            around: gets the original and returns what to put in its place.
+            complain: gets a sentence when the module has no such function.
+        """
         with self._lock:
             self._wanted.setdefault(module, {})[name] = (around, complain)
             if self not in sys.meta_path:
@@ -69,11 +80,8 @@ class _Wrappers(MetaPathFinder):
             return None
         self._looking.now = True
         try:
-            found = (
-                finder.find_spec(fullname, path, target)
-                for finder in sys.meta_path
-                if finder is not self
-            )
+            others = (finder for finder in sys.meta_path if finder is not self)
+            found = (finder.find_spec(fullname, path, target) for finder in others)
             spec = next((one for one in found if one is not None), None)
         finally:
             self._looking.now = False
@@ -102,29 +110,12 @@ class _Wrappers(MetaPathFinder):
                     setattr(wrapped, _MARK, True)
                     setattr(owner, last, wrapped)
             except (AttributeError, TypeError) as error:
-                complain(
-                    f"{fullname} has no {name} that can be wrapped ({type(error).__name__}:"
-                    f" {error})"
-                )
+                why = f"{type(error).__name__}: {error}"
+                complain(f"{fullname} has no {name} that can be wrapped ({why})")
 
 
+# Waits for modules of servers; one for the process, as `sys.meta_path` is.
 _wrappers = _Wrappers()
-
-
-def wrap_when_imported(module: str, name: str, around: Around, complain: Complain) -> None:
-    """Replace a function of a module by `around` of it: now if the module is imported, else when it
-    is.
-
-    Who imported the function by name before keeps the original.  A function is wrapped once,
-    however often this is called.
-
-    Args:
-        module: its full name.
-        name: of the function in it, or `Class.method`.
-        around: gets the original and returns what to put in its place.
-        complain: gets a sentence when the module has no such function.
-    """
-    _wrappers.add(module, name, around, complain)
 
 
 class _PatchPoint(NamedTuple):
@@ -144,19 +135,19 @@ def vllm_plugin() -> None:
     """Install the cache manager in a process of vLLM, and stand by for the end of its warm-up;
     never raises.
     """
-    _seam(
-        "this process of vLLM runs without triton-bundler", functools.partial(_plug, "vLLM", _VLLM)
-    )
+    _plugged_in("vLLM", _VLLM)
 
 
 def sglang_plugin() -> None:
     """Install the cache manager in a process of SGLang, and stand by for the end of its warm-up;
     never raises.
     """
-    _seam(
-        "this process of SGLang runs without triton-bundler",
-        functools.partial(_plug, "SGLang", _SGLANG),
-    )
+    _plugged_in("SGLang", _SGLANG)
+
+
+def _plugged_in(server: str, points: tuple[_PatchPoint, ...]) -> None:
+    failing = f"this process of {server} runs without triton-bundler"
+    _seam(failing, functools.partial(_plug, server, points))
 
 
 def _plug(server: str, points: tuple[_PatchPoint, ...]) -> None:
@@ -175,7 +166,7 @@ def _plug(server: str, points: tuple[_PatchPoint, ...]) -> None:
 
     install_from_environment()
     for point in points:
-        wrap_when_imported(point.module, point.name, point.around, _complain)
+        _wrappers.add(point.module, point.name, point.around, _complain)
     _plugged.add(server)
 
 
@@ -208,12 +199,16 @@ def _publish() -> None:
     publish_from_environment()
 
 
+def _publish_made() -> None:
+    _seam("what the warm-up of this server made was not published", _publish)
+
+
 def _warm(original: Callable[..., Any]) -> Callable[..., Any]:
     """Do all that is due when a worker is warm, then go on."""
 
     def warm(*args: Any, **kwargs: Any) -> Any:
         _seam("nothing was replayed for this server", _replay)
-        _seam("what the warm-up of this server made was not published", _publish)
+        _publish_made()
         return original(*args, **kwargs)
 
     return warm
@@ -224,7 +219,7 @@ def _published(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def warmed_up(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        _seam("what the warm-up of this server made was not published", _publish)
+        _publish_made()
         return result
 
     return warmed_up
@@ -238,9 +233,8 @@ def _with_our_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def names_to_copy(*args: Any, **kwargs: Any) -> Any:
-        return set(original(*args, **kwargs)) | {
-            name for name in os.environ if name.startswith(PREFIX)
-        }
+        ours = {name for name in os.environ if name.startswith(PREFIX)}
+        return set(original(*args, **kwargs)) | ours
 
     return names_to_copy
 

@@ -5,13 +5,15 @@ settings, the lookup engine reads it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from bundler.config import Launcher, Mode, Strict
     from bundler.format.bundle import Keep
     from bundler.lifecycle.kernel_placement import Trust
+    from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
+    from bundler.user_settings import Settings
 
 
 class SessionOptions(NamedTuple):
@@ -50,3 +52,17 @@ class SessionOptions(NamedTuple):
     def writes(self) -> bool:
         """Whether kernels are published."""
         return self.mode != "read"
+
+
+def store_of_settings(chosen: Settings, **how: Any) -> Store:
+    """Open the store that the settings name; what one of its URLs says itself, such as a password,
+    holds for that one.
+
+    Args:
+        chosen: the settings, which name at least one.
+        how: as for `machine_store.open_store`.
+    """
+    from bundler.lifecycle.machine_store import open_store
+    from bundler.store.store_urls import with_settings
+
+    return open_store(*(with_settings(url, chosen.server) for url in chosen.store), **how)

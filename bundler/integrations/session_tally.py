@@ -28,16 +28,9 @@ _TOLD: dict[str, tuple[str, dict[str, str]]] = {
     "bytes_fetched": ("bytes", {"direction": "fetched", "tier": "store"}),
     "bytes_sent": ("bytes", {"direction": "sent", "tier": "store"}),
 }
-_NUMBERS = (
-    "misses",
-    "compiles",
-    "published",
-    "bytes_fetched",
-    "bytes_sent",
-    "strict_warnings",
-    "launchers",
-    "moved",
-)
+# What is counted one by one, under the names of `Counters`.
+_NUMBERS = ("misses", "compiles", "published", "strict_warnings", "launchers", "moved")
+_BYTES = ("bytes_fetched", "bytes_sent")
 
 
 class Tally:
@@ -67,10 +60,8 @@ class Tally:
 
     def fold(self) -> None:
         """Sum up the hits, and tell observers of each."""
-        with (
-            self._lock,
-            contextlib.suppress(IndexError),
-        ):  # empty; another thread may append at any time
+        # It ends when there is none left; another thread may append one at any time.
+        with self._lock, contextlib.suppress(IndexError):
             while True:
                 place, saved_s, fetched_bytes, key = self.hits.popleft()
                 if observers.listeners:
@@ -94,9 +85,8 @@ class Tally:
         with self._lock:
             self._numbers["compiles"] += 1
             self._compile_seconds += seconds
-            self._slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])[
-                :SLOWEST
-            ]
+            slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])
+            self._slowest = slowest[:SLOWEST]
 
     def add(self, what: str, number: int = 1, *, told: bool = False) -> None:
         """Count something that is called as an attribute of `Counters`; `told` when observers have
@@ -149,7 +139,7 @@ class Tally:
                 slowest=tuple(self._slowest),
                 compile_seconds=self._compile_seconds,
                 seconds_saved=self._seconds_saved,
-                **{name: self._numbers[name] for name in _NUMBERS},
+                **{name: self._numbers[name] for name in (*_NUMBERS, *_BYTES)},
             )
 
 

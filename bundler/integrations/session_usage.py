@@ -15,7 +15,7 @@ from bundler.lifecycle.directory_watch import DirectoryWatch
 
 if TYPE_CHECKING:
     from bundler.format.bundle import Bundle, Keep
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 
 class UsedKernels:
@@ -45,7 +45,8 @@ class UsedKernels:
         # At the end of the session, when nobody waits for a kernel.
         from bundler.lifecycle.collection import collect_recorded
         from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
-        from bundler.toolchain import inductor_tuners, loaded_kernels
+        from bundler.toolchain.inductor import inductor_tuners
+        from bundler.toolchain.recording import loaded_kernels
 
         with self._lock:
             events = list(self._events.values())

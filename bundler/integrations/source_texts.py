@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import os
 
-from bundler.integrations.user_directories import LocalDirectory
+from bundler.integrations.user_directories import LocalDirectory, write_whole
 
 KEPT = 2000
 # A generated kernel of a thousand lines; what is larger is no text to read changes in.
@@ -66,19 +66,10 @@ class SourceTexts:
 
 
 def _write(path: str, data: bytes) -> None:
-    # Sweeping goes by the time of the last use.
-    with contextlib.suppress(FileNotFoundError):
-        os.utime(path)
-        return
-    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        os.utime(path)  # sweeping goes by the time of the last use
+    except FileNotFoundError:
+        write_whole(path, data)
 
 
 def _sweep(directory: str) -> None:

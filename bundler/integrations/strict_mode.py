@@ -18,7 +18,7 @@ from bundler.errors import BundlerError, ConfigError, FormatError, StrictModeVio
 if TYPE_CHECKING:
     from bundler.config import Strict
     from bundler.integrations.key_comparison import Difference, KeyedKernel
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 MODES = ("off", "warn", "error")
 

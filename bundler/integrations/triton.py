@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.config import INNER
 from bundler.integrations._process import delegate_source
-from bundler.toolchain.cache_manager import manager_class
+from bundler.toolchain.recording.cache_manager import manager_class
 
 if TYPE_CHECKING:
     BundlerCacheManager: type[Any]

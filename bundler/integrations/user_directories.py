@@ -8,6 +8,7 @@ says where kernels of an unwritable cache go: the lookup engine asks it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -54,8 +55,8 @@ class LocalDirectory:
         there is no such place.
         """
         base = self.base(make=make)
-        path = os.path.join(base, kind) if base is not None else None
-        return path if path is not None and _is_there(path, make=make) else None
+        path = os.path.join(base or "", kind)
+        return path if base is not None and _is_there(path, make=make) else None
 
     def kernels(self) -> str | None:
         """Return where kernels are written that cannot be written where they belong, None when
@@ -81,13 +82,40 @@ class LocalDirectory:
 
 
 def _is_there(path: str, *, make: bool) -> bool:
-    if not make:
-        return os.path.isdir(path)
+    return _can_write(path, 0o700) if make else os.path.isdir(path)
+
+
+def _can_write(path: str, mode: int = 0o777) -> bool:
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        os.makedirs(path, mode=mode, exist_ok=True)
     except OSError:
         return False
     return os.access(path, os.W_OK | os.X_OK)
+
+
+def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
+    """Write a small file that readers see whole or not at all, in place of an older one.
+
+    Args:
+        path: the file.
+        data: what is in it.
+        durable: flush it to disk first.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 class UserDirectories:
@@ -120,11 +148,3 @@ class UserDirectories:
             self._told.add((root, place))
             self._tell(os.path.abspath(root), place)
         return place
-
-
-def _can_write(path: str) -> bool:
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(path, os.W_OK | os.X_OK)

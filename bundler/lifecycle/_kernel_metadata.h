@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `is_readable_head`: whether Triton could surely read a kernel of this metadata JSON.  _kernel_writer.c, which alone includes this file, asks before
- * it writes one.
+ * `is_readable_head`: whether Triton could surely read a kernel of this metadata JSON.
+ * _kernel_writer.c, which alone includes this file, asks before it writes one, in threads without
+ * an interpreter.  Nothing is allocated.
  *
- * bundler/lifecycle/kernel_directory.py has the same in Python.  A yes here is a yes there; a no says nothing, and Python looks again: this reads
- * what Triton writes, and leaves escapes and everything unusual to a real parser.
+ * bundler/format/metadata.py has the same in Python.  A yes here is a yes there; a no says nothing,
+ * and Python looks again: this reads what Triton writes, and leaves escapes and everything unusual
+ * to a real parser.
  */
 
 #ifndef BUNDLER_KERNEL_METADATA_H
 #define BUNDLER_KERNEL_METADATA_H
 
-#include "_kernel_sha256.h"
+#include "_sha256.h"
 
-/* As METADATA_DEPTH and _HEAD_BYTES of bundler/format/metadata.py: so few brackets cannot nest deeper, and no number is too long for Python. */
+/* As METADATA_DEPTH and _HEAD_BYTES of bundler/format/metadata.py: so few brackets cannot nest
+ * deeper, and no number is too long for Python. */
 #define MOST_BRACKETS 32
 #define MOST_HEAD_BYTES 4096
 /* A number of so few digits is one of 64 bits. */
@@ -38,7 +41,8 @@ typedef struct {
 typedef enum { NOTHING, TEXT, WHOLE_NUMBER, OTHER } json_kind_t;
 
 static void skip_spaces(json_t *json) {
-  while (json->at < json->end && (*json->at == ' ' || *json->at == '\n' || *json->at == '\r' || *json->at == '\t'))
+  while (json->at < json->end &&
+         (*json->at == ' ' || *json->at == '\n' || *json->at == '\r' || *json->at == '\t'))
     json->at++;
 }
 
@@ -61,7 +65,8 @@ static int take_text(json_t *json, text_t *text) {
   if (!take(json, '"'))
     return 0;
   text->start = json->at;
-  while (json->at < json->end && *json->at >= ' ' && *json->at <= '~' && *json->at != '"' && *json->at != '\\')
+  while (json->at < json->end && *json->at >= ' ' && *json->at <= '~' && *json->at != '"' &&
+         *json->at != '\\')
     json->at++;
   text->size = (size_t)(json->at - text->start);
   return is_next(json, '"', '"');
@@ -112,7 +117,8 @@ static int take_rest(json_t *json, char closing) {
   if (take(json, closing))
     return 1;
   do {
-    if ((closing == '}' && !(take_text(json, &name) && take(json, ':'))) || take_value(json, &text) == NOTHING)
+    if ((closing == '}' && !(take_text(json, &name) && take(json, ':'))) ||
+        take_value(json, &text) == NOTHING)
       return 0;
   } while (take(json, ','));
   return take(json, closing);
@@ -160,7 +166,8 @@ static int note_text(text_t *member, json_kind_t kind, const text_t *text) {
 }
 
 /* Returns 0 for a member that is not as it has to be; others are let pass. */
-static int note_member(head_t *head, int of_target, const text_t *name, json_kind_t kind, const text_t *text) {
+static int note_member(head_t *head, int of_target, const text_t *name, json_kind_t kind,
+                       const text_t *text) {
   if (of_target) {
     if (is_text(name, "backend"))
       return note_text(&head->backend, kind, text);
@@ -201,8 +208,9 @@ static int read_head(json_t *json, head_t *head) {
   if (!take(json, '{') || !take_members(json, head, 0))
     return 0;
   skip_spaces(json);
-  return json->at == json->end && head->hash.start != NULL && head->name.start != NULL && head->backend.start != NULL &&
-         head->shared && head->num_warps && head->target && head->arch && head->warp_size;
+  return json->at == json->end && head->hash.start != NULL && head->name.start != NULL &&
+         head->backend.start != NULL && head->shared && head->num_warps && head->target &&
+         head->arch && head->warp_size;
 }
 
 static int digit_of(char character) {
@@ -213,7 +221,8 @@ static int digit_of(char character) {
   return character >= 'A' && character <= 'F' ? character - 'A' + 10 : -1;
 }
 
-/* Whether a kernel key is the name, in base32 without padding or in hex, of a SHA-256 that is given in hex. */
+/* Whether a kernel key is the name, in base32 without padding or in hex, of a SHA-256 that is given
+ * in hex. */
 static int is_key_of(const char *key, const text_t *hash) {
   static const char BASE32[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", HEX[] = "0123456789abcdef";
   unsigned char digest[DIGEST_BYTES];
@@ -241,7 +250,7 @@ static int is_key_of(const char *key, const text_t *hash) {
   return 1;
 }
 
-/* Whether the binary is one of the kind that the backend makes; of an unknown one nothing is known. */
+/* Whether the binary is of the kind that the backend makes; of an unknown one nothing is known. */
 static int is_binary_of(const text_t *backend, const char *binary) {
   static const char *const KINDS[][2] = {{"cuda", ".cubin"}, {"hip", ".hsaco"}, {"xpu", ".zebin"}};
   for (size_t number = 0; number < sizeof(KINDS) / sizeof(KINDS[0]); number++)
@@ -256,7 +265,8 @@ static int is_binary_of(const text_t *backend, const char *binary) {
 static int is_readable_head(const char *data, size_t size, const char *key, const char *binary) {
   json_t json = {data, data + size, 0};
   head_t head = {0};
-  return size <= MOST_HEAD_BYTES && read_head(&json, &head) && is_key_of(key, &head.hash) && is_binary_of(&head.backend, binary);
+  return size <= MOST_HEAD_BYTES && read_head(&json, &head) && is_key_of(key, &head.hash) &&
+         is_binary_of(&head.backend, binary);
 }
 
 #endif

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * begin_reading(paths, most_files, most_bytes, threads): begins to read directories of a few small files, as kernels have.
+ * begin_reading(paths, most_files, most_bytes, threads): begins to read directories of a few small
+ * files, as kernels have.
  *
- * bundler/lifecycle/kernel_reader.py says what for.  It returns at once, a Reading.  Threads of our own list the files first; then
- * `go_on` makes room for them, which needs the interpreter, and threads read and hash them; `finish` has them.  Python looks at kernels
- * that were read before meanwhile.  Anything out of the ordinary is left to Python, which knows what to say about it.
+ * bundler/lifecycle/kernel_reader.py says what for.  It returns at once, a Reading.  Threads of our
+ * own list the files first; then `go_on` makes room for them, which needs the interpreter, and
+ * threads read and hash them; `finish` has them.  Python looks at kernels that were read before
+ * meanwhile.  Anything out of the ordinary is left to Python, which knows what to say about it.
+ *
+ * A Reading owns its batch, and holds the paths that the batch points into, until its job has
+ * ended.  No lock is held: threads take directories by an atomic number.  The bytes objects are
+ * made, given out and dropped with the interpreter; threads only fill their memory, before anybody
+ * else has seen them.
  */
 
 #include "_kernel_threads.h"
-#include "_kernel_digests.h"
 #include <dirent.h>
 
 typedef struct {
@@ -28,11 +34,12 @@ typedef struct {
 
 typedef struct {
   directory_t *directories;
+  const sha256_t *sha256;
   Py_ssize_t count, most_files;
   atomic_llong next;
 } batch_t;
 
-/* ---------------------------------------------------------------------------------------------- reading, without Python */
+/* --------------------------------------------------------------------- reading, without Python */
 
 static int is_same(const struct stat *one, const struct stat *two) {
 #ifdef __APPLE__
@@ -41,7 +48,8 @@ static int is_same(const struct stat *one, const struct stat *two) {
   const struct timespec *here = &one->st_mtim, *there = &two->st_mtim;
 #endif
   return one->st_ino == two->st_ino && one->st_dev == two->st_dev && one->st_size == two->st_size &&
-         S_ISREG(one->st_mode) && S_ISREG(two->st_mode) && here->tv_sec == there->tv_sec && here->tv_nsec == there->tv_nsec;
+         S_ISREG(one->st_mode) && S_ISREG(two->st_mode) && here->tv_sec == there->tv_sec &&
+         here->tv_nsec == there->tv_nsec;
 }
 
 /* Returns the next name, NULL after the last one; errno is 0 unless the listing failed. */
@@ -56,7 +64,8 @@ static const char *next_name(DIR *listing) {
 
 static int add_file(directory_t *directory, int folder, const char *name, Py_ssize_t most) {
   file_t *file = &directory->files[directory->count];
-  if (directory->count == most || fstatat(folder, name, &file->seen, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(file->seen.st_mode))
+  if (directory->count == most || fstatat(folder, name, &file->seen, AT_SYMLINK_NOFOLLOW) < 0 ||
+      !S_ISREG(file->seen.st_mode))
     return 0;
   file->name = strdup(name);
   directory->count += file->name != NULL;
@@ -107,7 +116,8 @@ static int is_unchanged(const directory_t *directory, DIR *listing) {
     Py_ssize_t number = 0;
     while (number < directory->count && strcmp(directory->files[number].name, name) != 0)
       number++;
-    if (number == directory->count || fstatat(dirfd(listing), name, &now, AT_SYMLINK_NOFOLLOW) < 0 ||
+    if (number == directory->count ||
+        fstatat(dirfd(listing), name, &now, AT_SYMLINK_NOFOLLOW) < 0 ||
         !is_same(&now, &directory->files[number].seen))
       return 0;
   }
@@ -129,13 +139,13 @@ static int next_file(void *state, hashing_t *hashing) {
   return 1;
 }
 
-static void read_files(directory_t *directory, void *context) {
+static void read_files(const batch_t *batch, directory_t *directory, void *context) {
   DIR *listing = directory->sound ? opendir(directory->path) : NULL;
   int fine = listing != NULL;
   for (Py_ssize_t number = 0; fine && number < directory->count; number++)
     fine = read_file(dirfd(listing), &directory->files[number]);
   hashed_t hashed = {directory, 0};
-  fine = fine && (!can_hash() || hash_all(context, next_file, &hashed));
+  fine = fine && (!can_hash(batch->sha256) || hash_all(batch->sha256, context, next_file, &hashed));
   directory->sound = fine && is_unchanged(directory, listing);
   if (listing != NULL)
     closedir(listing);
@@ -155,16 +165,18 @@ static void *look_at_some(void *argument) {
 }
 
 static void *read_some(void *argument) {
-  void *context = new_context();
-  for (directory_t *directory; (directory = next_directory(argument)) != NULL;)
-    read_files(directory, context);
-  forget_context(context);
+  batch_t *batch = argument;
+  void *context = new_context(batch->sha256);
+  for (directory_t *directory; (directory = next_directory(batch)) != NULL;)
+    read_files(batch, directory, context);
+  forget_context(batch->sha256, context);
   return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------ from and to Python */
+/* -------------------------------------------------------------------------- from and to Python */
 
-/* Makes room for the files of directories, as far as `most` bytes in all go; returns 0 with an exception. */
+/* Makes room for the files of directories, as far as `most` bytes in all go; returns 0 with an
+ * exception. */
 static int allocate(batch_t *batch, Py_ssize_t most) {
   for (Py_ssize_t number = 0; number < batch->count; number++) {
     directory_t *directory = &batch->directories[number];
@@ -192,7 +204,7 @@ static int set_item(PyObject *dict, PyObject *name, PyObject *value) {
 }
 
 /* Returns None, or two dicts: the bytes and the digest of each file by name. */
-static PyObject *files_of(const directory_t *directory) {
+static PyObject *files_of(const directory_t *directory, int hashed) {
   PyObject *bytes, *digests, *both;
   if (!directory->sound)
     return Py_NewRef(Py_None);
@@ -203,8 +215,8 @@ static PyObject *files_of(const directory_t *directory) {
     const file_t *file = &directory->files[number];
     PyObject *name = PyUnicode_DecodeFSDefault(file->name);
     if (name == NULL || !set_item(bytes, name, Py_NewRef(file->bytes)) ||
-        (can_hash() &&
-         !set_item(digests, name, PyBytes_FromStringAndSize((const char *)file->digest, DIGEST_BYTES))))
+        (hashed && !set_item(digests, name,
+                             PyBytes_FromStringAndSize((const char *)file->digest, DIGEST_BYTES))))
       Py_CLEAR(both);
     Py_XDECREF(name);
   }
@@ -216,7 +228,7 @@ static PyObject *files_of(const directory_t *directory) {
 static PyObject *found_by(const batch_t *batch) {
   PyObject *found = PyList_New(batch->count);
   for (Py_ssize_t number = 0; found != NULL && number < batch->count; number++) {
-    PyObject *files = files_of(&batch->directories[number]);
+    PyObject *files = files_of(&batch->directories[number], can_hash(batch->sha256));
     if (files == NULL || PyList_SetItem(found, number, files) < 0)
       Py_CLEAR(found);
   }
@@ -259,7 +271,8 @@ static void wait_for(reading_t *reading) {
   leave_to_python(&reading->batch);
 }
 
-/* Waits until the files are listed, and begins to read them; calling it again is fine.  Returns 0 with an exception. */
+/* Waits until the files are listed, and begins to read them; calling it again is fine.  Returns 0
+ * with an exception. */
 static int begin_files(reading_t *reading) {
   if (reading->step == READING_FILES)
     return 1;
@@ -300,25 +313,31 @@ static void forget(PyObject *self) {
 }
 
 static PyMethodDef reading_methods[] = {
-    {"go_on", go_on, METH_NOARGS, "go_on(): waits until the files are listed, and begins to read them."},
-    {"finish", finish, METH_NOARGS, "finish(): waits until all is read; returns bytes and digests for each directory, or None."},
+    {"go_on", go_on, METH_NOARGS,
+     "go_on(): waits until the files are listed, and begins to read them."},
+    {"finish", finish, METH_NOARGS,
+     "finish(): waits until all is read; returns bytes and digests for each directory, or None."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot reading_slots[] = {{Py_tp_dealloc, forget}, {Py_tp_methods, reading_methods}, {0, NULL}};
+static PyType_Slot reading_slots[] = {
+    {Py_tp_dealloc, forget}, {Py_tp_methods, reading_methods}, {0, NULL}};
 
 static PyType_Spec reading_spec = {"bundler.lifecycle._kernel_reader.Reading", sizeof(reading_t), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reading_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   reading_slots};
 
 static PyObject *begin_reading(PyObject *module, PyObject *arguments) {
-  PyObject *type = PyObject_GetAttrString(module, "Reading");
-  /* The allocation is zero: until the first path was read there is nothing to release, and nothing to wait for. */
-  reading_t *reading = type == NULL ? NULL : (reading_t *)PyType_GenericAlloc((PyTypeObject *)type, 0);
+  state_t *state = PyModule_GetState(module);
+  /* The allocation is zero: until the first path was read there is nothing to release, and nothing
+   * to wait for. */
+  reading_t *reading = (reading_t *)PyType_GenericAlloc((PyTypeObject *)state->work_type, 0);
   batch_t *batch = reading == NULL ? NULL : &reading->batch;
-  Py_XDECREF(type);
   if (reading == NULL)
     return NULL;
+  batch->sha256 = &state->sha256;
   PyObject *threads;
-  if (!PyArg_ParseTuple(arguments, "O!nnO", &PyTuple_Type, &reading->paths, &batch->most_files, &reading->most_bytes, &threads)) {
+  if (!PyArg_ParseTuple(arguments, "O!nnO", &PyTuple_Type, &reading->paths, &batch->most_files,
+                        &reading->most_bytes, &threads)) {
     reading->paths = NULL;
     goto failed;
   }
@@ -351,18 +370,19 @@ failed:
 
 static PyMethodDef methods[] = {
     {"begin_reading", begin_reading, METH_VARARGS,
-     "begin_reading(paths, most_files, most_bytes, threads): begins what bundler.lifecycle.kernel_reader says; returns a Reading."},
-    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_reading after the other is given."},
+     "begin_reading(paths, most_files, most_bytes, threads): begins what "
+     "bundler.lifecycle.kernel_reader says; returns a Reading."},
+    {"start_threads", start, METH_O,
+     "start_threads(count): returns Threads, which one begin_reading after the other is given."},
     {NULL, NULL, 0, NULL}};
 
-static int set_up(PyObject *module) {
-  find_sha256();
-  return add_type(module, "Threads", &threads_spec) && add_type(module, "Reading", &reading_spec) ? 0 : -1;
-}
+static int set_up(PyObject *module) { return set_up_state(module, "Reading", &reading_spec); }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel_reader", "Reads kernels while Python runs.", 0, methods,
-                                    slots, NULL, NULL, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel_reader", "Reads kernels while Python runs.",
+    sizeof(state_t),       methods,          slots,
+    visit_state,           clear_state,      free_state};
 
-PyMODINIT_FUNC PyInit__kernel_reader(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__kernel_reader(void) { return PyModuleDef_Init(&definition); }

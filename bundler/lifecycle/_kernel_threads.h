@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The head of _kernel_writer.c and _kernel_reader.c, which no other file includes: what has to be defined before the first header, and
- * `Threads`, a Python object, whose threads need no interpreter and work off jobs while Python does something else.
+ * The head of _kernel_writer.c and _kernel_reader.c, which no other file includes: what has to be
+ * defined before the first header, the state of either module, and `Threads`, a Python object,
+ * whose threads need no interpreter and work off jobs while Python does something else.
  *
- * The threads stay for the next job: a new one begins on the processor of the one that makes it, which has to stop for it there.  Python
- * threads would not do: they begin when the caller lets go of the interpreter, after milliseconds.
+ * The threads stay for the next job: a new one begins on the processor of the one that makes it,
+ * which has to stop for it there.  Python threads would not do: they begin when the caller lets go
+ * of the interpreter, after milliseconds.
+ *
+ * A pool owns its threads, and ends them when its Python object goes.  Its lock guards the list of
+ * jobs and the counts in each job; it is never held while a job runs, nor by a thread that waits
+ * for the interpreter.  A job is memory of whoever begins it, who waits for it before that memory
+ * goes, and holds a reference to the `Threads`.
  */
 
 #ifndef BUNDLER_KERNEL_THREADS_H
@@ -24,12 +31,13 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "_sha256.h"
 
 #define MOST_THREADS 16
-/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each. */
+/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space. */
 #define STACK_BYTES (256 * 1024)
 
-/* Starts at most `most` threads that call `work` with `argument`; returns how many there are now. */
+/* Starts at most `most` threads that call `work` with `argument`; returns how many there are. */
 static long start_threads(pthread_t *threads, long most, void *(*work)(void *), void *argument) {
   pthread_attr_t attributes;
   sigset_t all, before;
@@ -46,7 +54,8 @@ static long start_threads(pthread_t *threads, long most, void *(*work)(void *), 
   return started;
 }
 
-/* `work` is called with `argument` in some of the threads at once, and returns where nothing of the job is left to be begun. */
+/* `work` is called with `argument` in some of the threads at once, and returns where nothing of the
+ * job is left to be begun. */
 typedef struct job {
   void *(*work)(void *);
   void *argument;
@@ -93,7 +102,8 @@ static void *serve(void *argument) {
   return NULL;
 }
 
-/* A few of the threads begin with it.  One always leaves its processor to the caller, until that waits; then all join in. */
+/* A few of the threads begin with it.  One always leaves its processor to the caller, until that
+ * waits; then all join in. */
 static void add_job(pool_t *pool, job_t *job) {
   job_t **last = &pool->first;
   pthread_mutex_lock(&pool->lock);
@@ -101,7 +111,8 @@ static void add_job(pool_t *pool, job_t *job) {
     last = &(*last)->following;
   *last = job;
   job->queued = 1;
-  for (long wake = 0; wake <= pool->started / 4 && (wake < pool->idle - 1 || pool->started == 1); wake++)
+  for (long wake = 0; wake <= pool->started / 4 && (wake < pool->idle - 1 || pool->started == 1);
+       wake++)
     pthread_cond_signal(&pool->work);
   pthread_mutex_unlock(&pool->lock);
 }
@@ -115,10 +126,36 @@ static void wait_for_job(pool_t *pool, job_t *job) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-/* In a child that was forked meanwhile the threads are not there, and the lock may be held for ever. */
+/* In a child that was forked meanwhile the threads are not there, and the lock may be held for
+ * ever. */
 static int is_ours(const pool_t *pool) { return pool->process == getpid(); }
 
-/* -------------------------------------------------------------------------------------------------------- with Python */
+/* --------------------------------------------------------------------------------- with Python */
+
+/* Of a module: its types, and how it hashes. */
+typedef struct {
+  PyObject *threads_type, *work_type; /* Threads, and Writing or Reading */
+  sha256_t sha256;
+} state_t;
+
+static int visit_state(PyObject *module, visitproc visit, void *arg) {
+  state_t *state = PyModule_GetState(module);
+  Py_VISIT(state->threads_type);
+  Py_VISIT(state->work_type);
+  return 0;
+}
+
+static int clear_state(PyObject *module) {
+  state_t *state = PyModule_GetState(module);
+  Py_CLEAR(state->threads_type);
+  Py_CLEAR(state->work_type);
+  return 0;
+}
+
+static void free_state(void *module) {
+  clear_state(module);
+  forget_sha256(&((state_t *)PyModule_GetState(module))->sha256);
+}
 
 typedef struct {
   PyObject_HEAD
@@ -126,9 +163,8 @@ typedef struct {
 } threads_t;
 
 static PyObject *new_threads(PyObject *module, long count) {
-  PyObject *type = PyObject_GetAttrString(module, "Threads");
-  threads_t *threads = type == NULL ? NULL : (threads_t *)PyType_GenericAlloc((PyTypeObject *)type, 0);
-  Py_XDECREF(type);
+  state_t *state = PyModule_GetState(module);
+  threads_t *threads = (threads_t *)PyType_GenericAlloc((PyTypeObject *)state->threads_type, 0);
   if (threads == NULL)
     return NULL;
   pool_t *pool = &threads->pool;
@@ -136,7 +172,8 @@ static PyObject *new_threads(PyObject *module, long count) {
   pthread_cond_init(&pool->work, NULL);
   pthread_cond_init(&pool->done, NULL);
   pool->process = getpid();
-  pool->started = start_threads(pool->threads, count < MOST_THREADS ? count : MOST_THREADS, serve, pool);
+  pool->started =
+      start_threads(pool->threads, count < MOST_THREADS ? count : MOST_THREADS, serve, pool);
   return (PyObject *)threads;
 }
 
@@ -169,13 +206,12 @@ static PyObject *start(PyObject *module, PyObject *count) {
 
 /* Returns the Threads that were given, or new ones for a job that has so many parts. */
 static PyObject *threads_of(PyObject *module, PyObject *given, Py_ssize_t parts) {
-  PyObject *type = PyObject_GetAttrString(module, "Threads");
-  int is_threads = type == NULL ? -1 : PyObject_IsInstance(given, type);
-  Py_XDECREF(type);
+  int is_threads = PyObject_IsInstance(given, ((state_t *)PyModule_GetState(module))->threads_type);
   if (is_threads != 0)
     return is_threads < 0 ? NULL : Py_NewRef(given);
   long count = PyLong_AsLong(given);
-  return count == -1 && PyErr_Occurred() ? NULL : new_threads(module, count < parts ? count : (long)parts);
+  return count == -1 && PyErr_Occurred() ? NULL
+                                         : new_threads(module, count < parts ? count : (long)parts);
 }
 
 static void begin_job(PyObject *threads, job_t *job, void *(*work)(void *), void *argument) {
@@ -186,8 +222,9 @@ static void begin_job(PyObject *threads, job_t *job, void *(*work)(void *), void
     add_job(pool, job);
 }
 
-/* The interpreter lock is held, and released while this waits; where there is no thread, this does everything.  Calling it again is fine,
- * but not for two threads at once.  Returns 0 in a child that was forked meanwhile: what was done of the job is unknown there. */
+/* The interpreter lock is held, and released while this waits; where there is no thread, this does
+ * everything.  Calling it again is fine, but not for two threads at once.  Returns 0 in a child
+ * that was forked meanwhile: what was done of the job is unknown there. */
 static int finish_job(PyObject *threads, job_t *job) {
   if (!job->begun)
     return 1;
@@ -203,16 +240,26 @@ static int finish_job(PyObject *threads, job_t *job) {
   return 1;
 }
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
-  PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-  int fine = type != NULL && PyModule_AddObjectRef(module, name, type) == 0;
-  Py_XDECREF(type);
-  return fine;
-}
-
 static PyType_Slot threads_slots[] = {{Py_tp_dealloc, end_threads}, {0, NULL}};
 
 static PyType_Spec threads_spec = {"bundler.lifecycle.Threads", sizeof(threads_t), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, threads_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   threads_slots};
+
+static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+  PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+  if (type != NULL && PyModule_AddObjectRef(module, name, type) < 0)
+    Py_CLEAR(type);
+  return type;
+}
+
+/* Fills in the state of a module that is being loaded; -1 with an exception. */
+static int set_up_state(PyObject *module, const char *name, PyType_Spec *spec) {
+  state_t *state = PyModule_GetState(module);
+  find_sha256(&state->sha256);
+  state->threads_type = add_type(module, "Threads", &threads_spec);
+  state->work_type = state->threads_type == NULL ? NULL : add_type(module, name, spec);
+  return state->work_type == NULL ? -1 : 0;
+}
 
 #endif

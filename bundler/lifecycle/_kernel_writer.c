@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * begin_writing(root, kernels, threads): begins to write kernels into a cache directory, each whole, by one rename.
+ * begin_writing(root, kernels, threads): begins to write kernels into a cache directory, each
+ * whole, by one rename.
  *
- * It returns at once, a Writing, whose `finish` waits and has the codes.  bundler/lifecycle/kernel_writer.py has the same in Python, and says
- * what it promises.  Here threads of our own write, which need no interpreter, so that Python prepares the next kernels meanwhile.  A Python
- * thread would not do: it begins only when the caller lets go of the interpreter, which takes as long as preparing two batches.
- * start_threads(count) starts threads for many batches.
+ * It returns at once, a Writing, whose `finish` waits and has the codes.
+ * bundler/lifecycle/kernel_writer.py has the same in Python, and says what it promises.  Here
+ * threads of our own write, which need no interpreter, so that Python prepares the next kernels
+ * meanwhile.  start_threads(count) starts threads for many batches.
+ *
+ * A Writing owns its batch, and holds the tuples that the batch points into, until its job has
+ * ended.  No lock is held: threads take kernels by an atomic number, and each writes the code of
+ * its own.
  */
 
 #include "_kernel_threads.h"
-#include "_kernel_checks.h"
+#include "../format/_elf.h"
 #include "_kernel_metadata.h"
 #include "_new_kernels.h"
 #include <stdio.h>
 
-/* Answers a kernel of which a file does not have its digest, or not the bytes that are to be changed; no error number of a system is that
- * large. */
+/* Answers a kernel of which a file does not have its digest, or not the bytes that are to be
+ * changed; no error number of a system is that large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
@@ -30,13 +35,14 @@
 
 typedef struct {
   int root, compares;
+  const sha256_t *sha256;
   kernel_t *kernels;
   Py_ssize_t count;
   atomic_llong next;
   atomic_int stopped;
 } batch_t;
 
-/* ---------------------------------------------------------------------------------------------- writing, without Python */
+/* --------------------------------------------------------------------- writing, without Python */
 
 /* Kernels whose files are hashed together. */
 typedef struct {
@@ -137,8 +143,8 @@ static int write_group_text(int fd, const kernel_t *kernel) {
   return error;
 }
 
-/* Fills in the path of a file below its temporary directory, whose own name ends at `slash`; to open the directory first would take longer.
- * Returns 0 or an error. */
+/* Fills in the path of a file below its temporary directory, whose own name ends at `slash`; to
+ * open the directory first would take longer. Returns 0 or an error. */
 static int name_file(char *path, size_t slash, const char *name) {
   size_t size = strnlen(name, NAME_BYTES);
   if (size == NAME_BYTES)
@@ -148,7 +154,8 @@ static int name_file(char *path, size_t slash, const char *name) {
 }
 
 /* Without a file it is the group file that is written. */
-static int write_file(int root, char *path, size_t slash, const kernel_t *kernel, const file_t *file) {
+static int write_file(int root, char *path, size_t slash, const kernel_t *kernel,
+                      const file_t *file) {
   int error = name_file(path, slash, file == NULL ? kernel->group_name : file->name);
   int fd = error != 0 ? -1 : create_at(root, path);
   if (fd < 0)
@@ -188,7 +195,8 @@ static int write_files(int root, const kernel_t *kernel) {
   return error;
 }
 
-/* Whether Triton could surely read it, as far as nobody has looked.  Returns 0, NO_BINARY or UNSURE. */
+/* Whether Triton could surely read it, as far as nobody has looked.  Returns 0, NO_BINARY or
+ * UNSURE. */
 static int check_head(const kernel_t *kernel) {
   if (kernel->binary == ALREADY_CHECKED)
     return 0;
@@ -198,11 +206,12 @@ static int check_head(const kernel_t *kernel) {
   if (kernel->metadata == ALREADY_CHECKED)
     return 0;
   const Py_buffer *metadata = &kernel->files[kernel->metadata].data;
-  return is_readable_head(metadata->buf, (size_t)metadata->len, kernel->key, binary->name) ? 0 : UNSURE;
+  return is_readable_head(metadata->buf, (size_t)metadata->len, kernel->key, binary->name) ? 0
+                                                                                           : UNSURE;
 }
 
-/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY, UNSURE or an error, after which nothing is left, or minus the error of the rename, after
- * which the temporary directory is. */
+/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY, UNSURE or an error, after which nothing is
+ * left, or minus the error of the rename, after which the temporary directory is. */
 static int write_kernel(int root, const kernel_t *kernel) {
   int error = compare_digests(kernel);
   if (error == 0)
@@ -221,15 +230,18 @@ static int write_kernel(int root, const kernel_t *kernel) {
   return renameat(root, kernel->temporary, root, kernel->key) < 0 ? -errno : 0;
 }
 
-/* Whether the kernel, or what is in its place, is at fault; any other error would meet the next kernel too. */
+/* Whether the kernel, or what is in its place, is at fault; any other error would meet the next
+ * kernel too. */
 static int is_its_own(int code) {
-  return code >= DAMAGED || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
+  return code >= DAMAGED || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR ||
+         code == -EISDIR;
 }
 
-/* Hashes a few kernels and writes them: what was just hashed is in the processor's cache.  Returns whether another one is to be begun. */
+/* Hashes a few kernels and writes them: what was just hashed is in the processor's cache.  Returns
+ * whether another one is to be begun. */
 static int write_together(batch_t *batch, kernel_t *kernels, Py_ssize_t count, void *context) {
   hashed_t hashed = {kernels, count, 0, 0};
-  int is_hashed = hash_all(context, next_file, &hashed);
+  int is_hashed = hash_all(batch->sha256, context, next_file, &hashed);
   for (Py_ssize_t number = 0; number < count && !atomic_load(&batch->stopped); number++) {
     kernels[number].code = is_hashed ? write_kernel(batch->root, &kernels[number]) : ENOMEM;
     if (kernels[number].code != 0 && !is_its_own(kernels[number].code))
@@ -240,18 +252,20 @@ static int write_together(batch_t *batch, kernel_t *kernels, Py_ssize_t count, v
 
 static void *write_some(void *argument) {
   batch_t *batch = argument;
-  void *context = batch->compares ? new_context() : NULL;
+  void *context = batch->compares ? new_context(batch->sha256) : NULL;
   for (int going = !atomic_load(&batch->stopped); going;) {
-    long long number = atomic_fetch_add(&batch->next, HASHED_TOGETHER), left = batch->count - number;
+    long long number = atomic_fetch_add(&batch->next, HASHED_TOGETHER),
+              left = batch->count - number;
     if (left <= 0)
       break;
-    going = write_together(batch, &batch->kernels[number], left < HASHED_TOGETHER ? left : HASHED_TOGETHER, context);
+    going = write_together(batch, &batch->kernels[number],
+                           left < HASHED_TOGETHER ? left : HASHED_TOGETHER, context);
   }
-  forget_context(context);
+  forget_context(batch->sha256, context);
   return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------ from and to Python */
+/* -------------------------------------------------------------------------- from and to Python */
 
 static void release(batch_t *batch) {
   for (Py_ssize_t number = 0; number < batch->count; number++)
@@ -269,7 +283,8 @@ static PyObject *codes_of(const batch_t *batch) {
   return codes;
 }
 
-/* Kernels that are being written.  Everything given is a tuple, which no other thread can change meanwhile. */
+/* Kernels that are being written.  Everything given is a tuple, which no other thread can change
+ * meanwhile. */
 typedef struct {
   PyObject_HEAD
   PyObject *path, *kernels, *threads; /* what the batch points into, and who works on it */
@@ -321,27 +336,33 @@ static void forget(PyObject *self) {
 }
 
 static PyMethodDef writing_methods[] = {
-    {"finish", finish, METH_NOARGS, "finish(): waits until all is written; returns a code for each kernel."}, {NULL, NULL, 0, NULL}};
+    {"finish", finish, METH_NOARGS,
+     "finish(): waits until all is written; returns a code for each kernel."},
+    {NULL, NULL, 0, NULL}};
 
-static PyType_Slot writing_slots[] = {{Py_tp_dealloc, forget}, {Py_tp_methods, writing_methods}, {0, NULL}};
+static PyType_Slot writing_slots[] = {
+    {Py_tp_dealloc, forget}, {Py_tp_methods, writing_methods}, {0, NULL}};
 
 static PyType_Spec writing_spec = {"bundler.lifecycle._kernel_writer.Writing", sizeof(writing_t), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, writing_slots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   writing_slots};
 
 static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
-  PyObject *type = PyObject_GetAttrString(module, "Writing");
-  writing_t *writing = type == NULL ? NULL : (writing_t *)PyType_GenericAlloc((PyTypeObject *)type, 0);
-  Py_XDECREF(type);
+  state_t *state = PyModule_GetState(module);
+  writing_t *writing = (writing_t *)PyType_GenericAlloc((PyTypeObject *)state->work_type, 0);
   if (writing == NULL)
     return NULL;
-  /* The allocation is zero: until the first kernel was read there is nothing to release, and nothing to wait for. */
+  /* The allocation is zero: until the first kernel was read there is nothing to release, and
+   * nothing to wait for. */
   PyObject *threads;
-  if (!PyArg_ParseTuple(arguments, "O&O!O", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels, &threads)) {
+  if (!PyArg_ParseTuple(arguments, "O&O!O", PyUnicode_FSConverter, &writing->path, &PyTuple_Type,
+                        &writing->kernels, &threads)) {
     writing->kernels = NULL;
     goto failed;
   }
   Py_INCREF(writing->kernels);
   Py_ssize_t count = PyTuple_Size(writing->kernels);
+  writing->batch.sha256 = &state->sha256;
   writing->batch.kernels = calloc((size_t)count + 1, sizeof(kernel_t));
   if (writing->batch.kernels == NULL) {
     PyErr_NoMemory();
@@ -349,7 +370,8 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
   }
   for (Py_ssize_t number = 0; number < count; number++) {
     writing->batch.count++;
-    if (!read_kernel(PyTuple_GetItem(writing->kernels, number), &writing->batch.kernels[number], &writing->batch.compares))
+    if (!read_kernel(PyTuple_GetItem(writing->kernels, number), &state->sha256,
+                     &writing->batch.kernels[number], &writing->batch.compares))
       goto failed;
   }
   writing->threads = threads_of(module, threads, count);
@@ -364,19 +386,24 @@ failed:
 
 static PyMethodDef methods[] = {
     {"begin_writing", begin_writing, METH_VARARGS,
-     "begin_writing(root, kernels, threads): begins what bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
-    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_writing after the other is given."},
+     "begin_writing(root, kernels, threads): begins what "
+     "bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
+    {"start_threads", start, METH_O,
+     "start_threads(count): returns Threads, which one begin_writing after the other is given."},
     {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module) {
-  find_sha256();
-  int fine = add_type(module, "Threads", &threads_spec) && add_type(module, "Writing", &writing_spec);
-  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", can_hash());
+  if (set_up_state(module, "Writing", &writing_spec) < 0)
+    return -1;
+  return PyModule_AddIntConstant(module, "COMPARES_DIGESTS",
+                                 can_hash(&((state_t *)PyModule_GetState(module))->sha256));
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel_writer", "Writes kernels while Python runs.", 0, methods,
-                                    slots, NULL, NULL, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel_writer", "Writes kernels while Python runs.",
+    sizeof(state_t),       methods,          slots,
+    visit_state,           clear_state,      free_state};
 
-PyMODINIT_FUNC PyInit__kernel_writer(void) { return PyModuleDef_Init(&module); }
+PyMODINIT_FUNC PyInit__kernel_writer(void) { return PyModuleDef_Init(&definition); }

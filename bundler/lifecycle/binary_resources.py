@@ -35,8 +35,8 @@ from bundler.format.binaries.device_elf import (
     content_of,
     sections,
     symbol_named,
+    why_unusable,
 )
-from bundler.lifecycle.elf import why_unusable
 
 _MACHINE = struct.Struct("<18xH28xI")  # machine, flags
 _CUDA, _AMD = 190, 224

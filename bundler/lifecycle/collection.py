@@ -22,11 +22,12 @@ from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.recorded_kernels import RecordedKernel, RecordedKernels
 from bundler.lifecycle.tuning.tuning_directory import winners_in, with_tunings
 from bundler.package_loggers import logger
-from bundler.toolchain import capture, identity
+from bundler.toolchain import identity
+from bundler.toolchain.keys import capture
 
 if TYPE_CHECKING:
-    from bundler.toolchain.child_recording import ChildSpool
     from bundler.toolchain.events import CompileEvent
+    from bundler.toolchain.recording.child_recording import ChildSpool
 
 _log = logger("bundler.lifecycle")
 

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from bundler.errors import UnsafeName
 from bundler.format import names
+from bundler.format.binaries.device_elf import why_unusable
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, METADATA_BYTES, Limits
 from bundler.format.metadata import is_readable_head, parse_metadata
 from bundler.format.summary import count
-from bundler.lifecycle import elf
 
 ATTEMPTS = 3
 # Of the source files that an assembly text names, so many are looked for in the binary; real ones
@@ -348,7 +348,7 @@ def check_kernel_files(
             f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a"
             f" {expected}"
         )
-    unusable = elf.why_unusable(files[binaries[0]])
+    unusable = why_unusable(files[binaries[0]])
     if unusable is not None:
         return Rejected(f"{binaries[0]} is {unusable}")
     return kernel
@@ -363,7 +363,7 @@ def why_unreadable(
         key: the kernel key.
         binary, metadata: name and bytes of the two files that a hit needs.
     """
-    if is_readable_head(key, binary[0], metadata[1]) and elf.why_unusable(binary[1]) is None:
+    if is_readable_head(key, binary[0], metadata[1]) and why_unusable(binary[1]) is None:
         return None
     checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
     return checked.reason if isinstance(checked, Rejected) else None

@@ -230,8 +230,8 @@ def _compare_first(
 
 def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
+    from bundler.format.binaries.device_elf import why_unusable
     from bundler.format.metadata import is_readable_head  # the extension looks itself
-    from bundler.lifecycle.elf import why_unusable
 
     _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel
     compared = zip(contents, digests, strict=False)  # there may be no digests

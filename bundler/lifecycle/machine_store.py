@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 # what is in a store was recorded, as a rule, so a restore asks, and imports nothing then
 import bundler.toolchain.ptxas  # noqa: F401
 from bundler import observers
-from bundler.backends.counters import TierCounters
+from bundler.backends.port import TierCounters
 from bundler.backends.tiers import WhenDown
 from bundler.config import peers_setting
 from bundler.errors import ConfigError, NotFound, Untrusted

@@ -15,7 +15,7 @@ from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import KnownFacts
 from bundler.toolchain import directories
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain.recording.spool_records import SpooledEvent
 
 LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache", "directories"
 

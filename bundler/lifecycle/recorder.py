@@ -24,10 +24,12 @@ from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
 from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
-from bundler.toolchain import inductor_tuners, instances, loaded_kernels
-from bundler.toolchain.child_recording import ChildSpool
-from bundler.toolchain.compile_listener import listening
+from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.inductor import inductor_tuners
+from bundler.toolchain.recording import loaded_kernels
+from bundler.toolchain.recording.child_recording import ChildSpool
+from bundler.toolchain.recording.compile_listener import listening
 
 if TYPE_CHECKING:
     from bundler.format.binaries.source_stripping import Strip

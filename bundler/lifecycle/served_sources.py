@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.port import Backend
-from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Tier
 from bundler.backends.tiers import Tiers
+from bundler.backends.wrapped_store import ReadOnly
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.directory_pack import pack

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from bundler.runtime.configs import Config
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
-    from bundler.runtime.launch.drivers import open_driver
-    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers.driver_opening import open_driver
+    from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
-    from bundler.runtime.launch.plan import LaunchPlan, Parameter
-    from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter
+    from bundler.runtime.launch.plans.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
-    from bundler.runtime.tuning.compiled_handles import handles_on
+    from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
@@ -42,17 +42,17 @@ _MODULE_OF_NAME = {
     "Config": "configs",
     "Descent": "tuning.descent",
     "DeviceLimits": "tuning.occupancy",
-    "DeviceProperties": "launch.driver",
-    "Driver": "launch.driver",
-    "DryDriver": "launch.dry_driver",
+    "DeviceProperties": "launch.drivers.driver",
+    "Driver": "launch.drivers.driver",
+    "DryDriver": "launch.drivers.dry_driver",
     "Handle": "launch.handle",
     "Kernels": "launch.bundle_kernels",
     "LaunchDump": "tuning.launch_dump",
-    "LaunchPlan": "launch.plan",
-    "Launcher": "launch.driver",
+    "LaunchPlan": "launch.plans.plan",
+    "Launcher": "launch.drivers.driver",
     "LookupTable": "tuning.tuning_winners",
-    "Module": "launch.driver",
-    "Parameter": "launch.plan",
+    "Module": "launch.drivers.driver",
+    "Parameter": "launch.plans.plan",
     "ProfilerClock": "tuning.profiler_clock",
     "ProgramMemory": "program.run",
     "ProgramRunner": "program.run",
@@ -62,12 +62,12 @@ _MODULE_OF_NAME = {
     "TunedLaunch": "tuning.tuner_plugins",
     "TunerOptions": "tuning.tuner_options",
     "TunerPlugin": "tuning.tuner_plugins",
-    "build_plan": "launch.plan_builder",
-    "can_launch": "launch.plan_builder",
-    "handles_on": "tuning.compiled_handles",
+    "build_plan": "launch.plans.plan_builder",
+    "can_launch": "launch.plans.plan_builder",
+    "handles_on": "tuning.candidate_compiler",
     "load": "launch.bundle_kernels",
     "load_program": "program.run",
-    "open_driver": "launch.drivers",
+    "open_driver": "launch.drivers.driver_opening",
 }
 
 __all__ = [

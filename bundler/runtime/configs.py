@@ -17,11 +17,12 @@ from bundler.format import wire
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.toolchain.compile_call import decode_value
-from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.keys.encoding import encode_value
 
 DEFAULT_WARPS, DEFAULT_STAGES, DEFAULT_CTAS = 4, 3, 1
+# What of a config is neither a parameter of the kernel nor an option by name -> the least it may be.
 _LEAST = {"num_warps": 1, "num_stages": 0, "num_ctas": 1, "maxnreg": 1}
-_FIELDS = frozenset(_LEAST)
+COUNTS = tuple(_LEAST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,13 @@ class Config:
                 f"config: {twice[0]!r} is both a parameter and an option; give it once",
                 name=twice[0],
             )
-        counts = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg)
-        object.__setattr__(self, "_key", (_identity(self.kwargs), *counts, _identity(self.options)))
+        key = (_identity(self.kwargs), *self.counts.values(), _identity(self.options))
+        object.__setattr__(self, "_key", key)
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """The fields that are numbers, by name."""
+        return {name: getattr(self, name) for name in COUNTS}
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -106,9 +112,8 @@ class Config:
         return hash(self._key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        counts = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg)
         rest = (dict(self.options), self.pre_hook, self.dynamic_scale, self.origin)
-        return Config, (dict(self.kwargs), *counts, *rest)
+        return Config, (dict(self.kwargs), *self.counts.values(), *rest)
 
     def __str__(self) -> str:
         shown = {**self.kwargs, "num_warps": self.num_warps, "num_stages": self.num_stages}
@@ -183,7 +188,7 @@ class Config:
         options = {
             name: value
             for name, value in everything.items()
-            if name not in _FIELDS and name not in kwargs
+            if name not in COUNTS and name not in kwargs
         }
         return Config(kwargs, **counts, options=options, pre_hook=getattr(config, "pre_hook", None))
 
@@ -194,15 +199,7 @@ class Config:
             ConfigError: that class does not know one of the options.
         """
         try:
-            return kind(
-                dict(self.kwargs),
-                num_warps=self.num_warps,
-                num_stages=self.num_stages,
-                num_ctas=self.num_ctas,
-                maxnreg=self.maxnreg,
-                pre_hook=self.pre_hook,
-                **self.options,
-            )
+            return kind(dict(self.kwargs), **self.counts, pre_hook=self.pre_hook, **self.options)
         except TypeError as error:
             raise ConfigError(f"config: this Triton cannot hold {self}: {error}") from error
 
@@ -212,10 +209,7 @@ class Config:
         """Return the identity as a plain dictionary, for people and JSON; the values stay as they
         are.
         """
-        counts = {
-            name: getattr(self, name) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")
-        }
-        return {"kwargs": dict(self.kwargs), **counts, "options": dict(self.options)}
+        return {"kwargs": dict(self.kwargs), **self.counts, "options": dict(self.options)}
 
     @staticmethod
     def from_dict(data: Any) -> Config:
@@ -224,7 +218,7 @@ class Config:
         Raises:
             ConfigError: anything else.
         """
-        if not isinstance(data, Mapping) or not data.keys() <= {"kwargs", "options", *_FIELDS}:
+        if not isinstance(data, Mapping) or not data.keys() <= {"kwargs", "options", *COUNTS}:
             raise ConfigError(
                 f"config: expected a mapping of kwargs, options, {', '.join(_LEAST)}; got"
                 f" {data!r:.80}",
@@ -239,7 +233,7 @@ class Config:
         Raises:
             ConfigError: a value cannot travel.
         """
-        counts = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg)
+        counts = self.counts.values()
         return [_tagged(self.kwargs), *counts, _tagged(self.options), self.dynamic_scale]
 
     @staticmethod
@@ -283,7 +277,7 @@ def _check_names(what: str, given: Any) -> None:
             name=what,
             got=type(given).__name__,
         )
-    taken = sorted(_FIELDS & given.keys())
+    taken = sorted(given.keys() & COUNTS)
     if taken:
         raise ConfigError(
             f"config: {taken[0]} is a field of its own, not one of the {what}", name=taken[0]

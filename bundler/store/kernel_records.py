@@ -376,7 +376,14 @@ class KernelRecords:
         """
         with store_errors(self.name):
             lease = self._backend.lease(_key(LEASES, key), ttl_s)
-            return None if lease is None else _MappedLease(lease, self.name)
+        if lease is None:
+            return None
+
+        def change(ttl_s: float | None) -> bool:
+            with store_errors(self.name):
+                return lease.release() if ttl_s is None else lease.renew(ttl_s)
+
+        return Lease(change)
 
     def failure(self, key: str) -> ToldFailure | None:
         """Return the last failure of a compile that was told; None when there is none, or it cannot
@@ -542,21 +549,6 @@ def decode_failure(value: bytes, what: str) -> ToldFailure:
     if version != _VERSION:
         raise FormatError(f"{what}: version {version}, expected {_VERSION}", got=version)
     return ToldFailure(token, message)
-
-
-class _MappedLease:
-    """A lease that raises this package's errors."""
-
-    def __init__(self, lease: Lease, name: str) -> None:
-        self._lease, self._name = lease, name
-
-    def renew(self, ttl_s: float) -> bool:
-        with store_errors(self._name):
-            return self._lease.renew(ttl_s)
-
-    def release(self) -> bool:
-        with store_errors(self._name):
-            return self._lease.release()
 
 
 def _key(kind: str, kernel: str) -> str:

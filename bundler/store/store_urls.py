@@ -21,9 +21,9 @@ from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.port import Backend
-from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers, WhenDown
+from bundler.backends.wrapped_store import ReadOnly
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.package_loggers import logger
 from bundler.store.store_failures import named_once, store_errors

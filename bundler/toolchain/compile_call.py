@@ -9,6 +9,7 @@ Compile jobs call them, and `compile_request`, which takes the JIT's own objects
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +21,11 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
 from bundler.toolchain import namespaces
-from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.jit_specialization import CompileRequest, hash_again
+from bundler.toolchain.recording.compile_listener import listening
 
 
 def compile_function(
@@ -44,13 +45,7 @@ def compile_function(
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.
     """
-    with (
-        declared(target),
-        cache_in(cache_dir),
-        _told(function.__name__, lambda error: _line_of(function, error)),
-    ):
-        if helpers_first is not None:
-            hash_again(function, helpers_first=helpers_first)
+    with _compiling(function, target, cache_dir, helpers_first=helpers_first):
         function.create_binder()  # tells the function its kind of source: Triton's, or Gluon's
         source = function.ASTSource(
             function,
@@ -58,7 +53,7 @@ def compile_function(
             {path: decode_value(value) for path, value in constants},
             {path: decode_value(value) for path, value in attributes},
         )
-        return _compile(source, target, options)
+        return _compile(source, target, _decoded(options))
 
 
 def compile_request(
@@ -67,15 +62,8 @@ def compile_request(
     """Compile what the JIT was about to compile, with its own objects; see `compile_function`,
     which makes them of data.
     """
-    function = request.source.fn
-    with (
-        declared(target),
-        cache_in(cache_dir),
-        _told(function.__name__, lambda error: _line_of(function, error)),
-    ):
-        if helpers_first is not None:
-            hash_again(function, helpers_first=helpers_first)
-        return _compile_with(request.source, target, dict(vars(request.options)))
+    with _compiling(request.source.fn, target, cache_dir, helpers_first=helpers_first):
+        return _compile(request.source, target, dict(vars(request.options)))
 
 
 def compile_ir(
@@ -90,20 +78,31 @@ def compile_ir(
     """
     path = FilePath(folder, "kernel.ttir")
     path.write_bytes(text)
-    with declared(target), cache_in(cache_dir), _told(name, lambda _error: None):
-        return _compile(str(path), target, options)
+    with declared(target), cache_in(cache_dir), _told(name, None):
+        return _compile(str(path), target, _decoded(options))
 
 
-def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
-    return _compile_with(source, target, {name: decode_value(value) for name, value in options})
+@contextlib.contextmanager
+def _compiling(
+    function: Any, target: Target, cache_dir: str, *, helpers_first: bool | None
+) -> Iterator[None]:
+    """Declare a target and a cache directory, and hash the function as the asking process did."""
+    with declared(target), cache_in(cache_dir), _told(function.__name__, function):
+        if helpers_first is not None:
+            hash_again(function, helpers_first=helpers_first)
+        yield
 
 
-def _compile_with(source: Any, target: Target, chosen: dict[str, Any]) -> CompileEvent:
+def _compile(source: Any, target: Target, options: dict[str, Any]) -> CompileEvent:
     import triton
 
     return listening.heard(
-        lambda: triton.compile(source, target=triton_target(target), options=chosen)
+        lambda: triton.compile(source, target=triton_target(target), options=options)
     )
+
+
+def _decoded(options: Named) -> dict[str, Any]:
+    return {name: decode_value(value) for name, value in options}
 
 
 @contextlib.contextmanager
@@ -117,7 +116,7 @@ def cache_in(directory: str) -> Iterator[None]:
     from triton import knobs
 
     settings = vars(knobs.cache)
-    before = {name: settings[name] for name in ("dir",) if name in settings}
+    before = {"dir": settings["dir"]} if "dir" in settings else {}
     settings["dir"] = os.path.abspath(directory)
     try:
         yield
@@ -127,13 +126,15 @@ def cache_in(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(name: str, line_of: Callable[[Exception], tuple[str, int] | None]) -> Iterator[None]:
+def _told(name: str, function: Any) -> Iterator[None]:
+    """Raise `CompileFailed` for what the compiler raises, with the line of the JIT function."""
     try:
         yield
     except BundlerError:
         raise
     except Exception as error:  # the compiler may raise anything
-        file, line = line_of(error) or (None, None)
+        place = None if function is None else _line_of(function, error)
+        file, line = place or (None, None)
         reason = reason_of(error)
         at = f" ({file}:{line})" if file else ""
         raise CompileFailed(
@@ -160,18 +161,14 @@ def _line_of(function: Any, error: Exception) -> tuple[str, int] | None:
 
 def _locate(function: Any, text: str, line: int) -> tuple[str, int] | None:
     """Say where a line of a function's text, which begins at its `def`, is in its file."""
-    for known in (function, *_functions_in(function)):
+    kinds = namespaces.subtypes(sys.modules["triton.runtime.jit"].JITCallable)
+    for known in (function, *namespaces.pick(dict.values(function.__globals__), kinds)):
         if known.src == text:
             decorators = next(
                 (i for i, raw in enumerate(known.raw_src) if raw.lstrip().startswith("def ")), 0
             )
             return known.fn.__code__.co_filename, known.starting_line_number + decorators + line - 1
     return None
-
-
-def _functions_in(function: Any) -> Iterator[Any]:
-    kinds = namespaces.subtypes(sys.modules["triton.runtime.jit"].JITCallable)
-    yield from namespaces.pick(dict.values(function.__globals__), kinds)
 
 
 def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) -> Any:
@@ -197,9 +194,9 @@ def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) ->
         case "dict":
             return {key: decode(item) for key, item in value.payload}
         case "dtype":
-            return _language().dtype(value.payload)
+            return importlib.import_module("triton.language").dtype(value.payload)
         case "constexpr":
-            return _language().constexpr(decode(value.payload))
+            return importlib.import_module("triton.language").constexpr(decode(value.payload))
         case "jit":
             return (find or _function_named)(*value.payload)
         case "other":
@@ -208,12 +205,6 @@ def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) ->
             )
         case _:
             return value.plain()
-
-
-def _language() -> Any:
-    import triton.language
-
-    return triton.language
 
 
 def _function_named(place: str, cache_key: str) -> Any:
@@ -240,3 +231,17 @@ def no_such_function(place: str) -> CompileFailed:
 def type_of(kind: Value) -> Any:
     """Return a signature's type as Triton has it: a text, or a tuple of types."""
     return tuple(map(type_of, kind.payload)) if kind.tag == "tuple" else kind.payload
+
+
+def warm() -> None:
+    """Import Triton and its compiler, and have its installation hashed; a process forked afterwards
+    has all of it.
+
+    No driver is asked, no CUDA initialized and no thread started.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    importlib.import_module("triton.compiler")
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    cache.triton_key()

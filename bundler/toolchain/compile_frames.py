@@ -74,9 +74,9 @@ def find_jit_call() -> JitCall | None:
         return None
     names = ("self", "key", "signature", "device", "constexprs", "options", "attrs")
     local = frame.f_locals
-    return (
-        JitCall(*(local[name] for name in names)) if all(name in local for name in names) else None
-    )
+    if not all(name in local for name in names):
+        return None
+    return JitCall(*(local[name] for name in names))
 
 
 def find_source() -> str | None:

@@ -8,6 +8,7 @@ the GPU's vendor installed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -51,9 +52,8 @@ def disassemble(binary: bytes, target: Target) -> str:
     tried, refusal = [], ""
     for name, paths, arguments in _tools(target):
         tried.append(name)
-        path = next((path for path in paths if os.access(path, os.X_OK)), None) or shutil.which(
-            name
-        )
+        there = (path for path in paths if os.access(path, os.X_OK))
+        path = next(there, None) or shutil.which(name)
         if path is None:
             continue
         text, refusal = _run([path, *arguments], binary)
@@ -79,13 +79,10 @@ def _tools(target: Target) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
         for name, arguments in _CUDA:
             yield name, candidates(name), arguments
     elif target.backend == "hip":
-        roots = [os.environ.get("ROCM_PATH") or "/opt/rocm"]
-        places = [os.path.join(root, "llvm", "bin", "llvm-objdump") for root in roots]
-        yield (
-            "llvm-objdump",
-            places,
-            ("--disassemble", "--triple=amdgcn-amd-amdhsa", f"--mcpu={target.arch}"),
-        )
+        root = os.environ.get("ROCM_PATH") or "/opt/rocm"
+        path = os.path.join(root, "llvm", "bin", "llvm-objdump")
+        for_amd = ("--disassemble", "--triple=amdgcn-amd-amdhsa", f"--mcpu={target.arch}")
+        yield "llvm-objdump", [path], for_amd
 
 
 def _run(command: list[str], binary: bytes) -> tuple[str, str]:
@@ -104,19 +101,10 @@ def _run(command: list[str], binary: bytes) -> tuple[str, str]:
             )
         except (OSError, subprocess.SubprocessError) as error:
             return "", f"{name}: {error}"
-        said = (
-            done.stderr.decode("utf-8", "replace")
-            .replace(file.name, "the binary")
-            .strip()
-            .splitlines()
-        )
+        text = done.stderr.decode("utf-8", "replace").replace(file.name, "the binary")
     if done.returncode or not done.stdout.strip():
         # The line with the error: warnings come before it, and the frames of a crash after it.
-        worst = next(
-            (line for line in said if any(word in line.lower() for word in ("error", "fatal"))), ""
-        )
-        return (
-            "",
-            f"{name}: {printable(worst or (said or ['it printed nothing'])[0])[:_SAID_CHARACTERS]}",
-        )
+        said = text.strip().splitlines() or ["it printed nothing"]
+        worst = [line for line in said if re.search("error|fatal", line, re.IGNORECASE)]
+        return "", f"{name}: {printable((worst or said)[0])[:_SAID_CHARACTERS]}"
     return done.stdout.decode("utf-8", "replace"), ""

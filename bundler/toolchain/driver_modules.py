@@ -4,7 +4,7 @@ and Triton's own where we have none.
 
 Triton builds `cuda_utils` when its driver starts, from a file of its package; up to 3.6 also a
 launcher for each signature, from text that it writes.  A `Supplier`
-(`bundler/runtime/launch/jit_modules.py`) has both ready.  It is asked in place of the build: by two
+(`bundler/runtime/launch/jit/jit_modules.py`) has both ready.  It is asked in place of the build: by two
 functions that stand in for those that the driver module calls, and by the cache manager
 (`cache_manager.py`) where a session begins in the middle of a build, as it does when the
 environment names our manager.  `bundler/integrations/_process.py` says from when to when.
@@ -20,10 +20,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from bundler.errors import CannotLaunchStatically
 
+T = TypeVar("T")
 DRIVER = "triton.backends.nvidia.driver"
 _BUILD, _LOADER = "triton.runtime.build", "_load_module_from_path"
 _BUILDERS = ("compile_module_from_src", "compile_module_from_file")
@@ -113,13 +114,8 @@ class DriverModules:
 
         Triton then loads that file by a function of ours, which returns the module.
         """
-        if (
-            not self._suppliers
-            or not filename.startswith(f"{_UTILITIES}.")
-            or _BUILD not in sys.modules
-        ):
-            return None
-        if getattr(self._refused, "now", False):
+        asked = filename.startswith(f"{_UTILITIES}.") and _BUILD in sys.modules
+        if not self._suppliers or not asked or getattr(self._refused, "now", False):
             return None
         with self._lock:
             self._put_in_place()
@@ -187,7 +183,7 @@ class DriverModules:
     # -------------------------------------------------------------------------- Asking the supplier
 
     def _utilities(self) -> ModuleType | None:
-        made: ModuleType | None = self._ask(lambda supplier: supplier.utilities(_family()))
+        made = self._ask(lambda supplier: supplier.utilities(_family()))
         self._given = made or self._given
         return made
 
@@ -207,10 +203,9 @@ class DriverModules:
                 self._launchers[signature] = made
             return made
 
-        made: Callable[..., None] | None = self._ask(make)
-        return made
+        return self._ask(make)
 
-    def _ask(self, what: Callable[[Supplier], Any]) -> Any:
+    def _ask(self, what: Callable[[Supplier], T]) -> T | None:
         supplier = self._suppliers[-1]
         try:
             made = what(supplier)

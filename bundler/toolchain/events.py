@@ -47,14 +47,14 @@ class CompileEvent:
     name: str
     target: Target
     src: Any
-    options: Any | None
-    backend: Any | None
-    env_vars: dict[str, str] | None
-    stages_key: str | None
-    stage_times_us: tuple[tuple[str, int], ...]
-    cache_hit: bool
-    device: int | None
-    thread_id: int
+    options: Any | None = None
+    backend: Any | None = None
+    env_vars: dict[str, str] | None = None
+    stages_key: str | None = None
+    stage_times_us: tuple[tuple[str, int], ...] = ()
+    cache_hit: bool = True
+    device: int | None = None
+    thread_id: int = 0
 
 
 def kernel_key(kernel_hash: str) -> str:

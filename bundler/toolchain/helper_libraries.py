@@ -54,21 +54,16 @@ def _origin(frame: FrameType) -> str | None:
     if not isinstance(source, (str, bytes)) or not isinstance(name, str):
         return None
     digest = hashlib.sha256(source.encode() if isinstance(source, str) else source)
-    built_with = [
-        name,
-        *(repr(local.get(argument)) for argument in ("language", "libraries", "ccflags")),
-    ]
-    # Only the first value of `platform.architecture()`: the second depends on whether the program
-    # `file` is installed.
-    for text in (
-        *built_with,
-        platform.machine(),
-        platform.system(),
-        platform.architecture()[0],
-        extension_suffix(),
-    ):
+    built_with = [repr(local.get(argument)) for argument in ("language", "libraries", "ccflags")]
+    for text in (name, *built_with, *_built_for(), extension_suffix()):
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()
+
+
+def _built_for() -> list[str]:
+    # Only the first value of `platform.architecture()`: the second depends on whether the program
+    # `file` is installed.
+    return [platform.machine(), platform.system(), platform.architecture()[0]]
 
 
 def other_keys(key: str, filename: str, release: str | None) -> frozenset[str]:
@@ -95,11 +90,8 @@ def other_keys(key: str, filename: str, release: str | None) -> frozenset[str]:
     keys = {_key(source, linkage, more) for linkage in _LINKAGES}
     installed = installed_triton()
     same_release = installed is not None and release is not None and installed.release == release
-    return (
-        frozenset(keys - {key})
-        if key in keys or (hashes_directories and same_release)
-        else frozenset()
-    )
+    is_ours = key in keys or (hashes_directories and same_release)
+    return frozenset(keys - {key}) if is_ours else frozenset()
 
 
 def _directories_in_keys() -> tuple[bool, bytes]:
@@ -122,7 +114,5 @@ def _directories_in_keys() -> tuple[bool, bytes]:
 
 
 def _key(source: bytes, linkage: str, more: bytes) -> str:
-    built_for = ",".join(
-        [platform.machine(), platform.system(), platform.architecture()[0], linkage]
-    )
+    built_for = ",".join([*_built_for(), linkage])
     return kernel_key(hashlib.sha256(source + built_for.encode() + more).hexdigest())

@@ -2,7 +2,9 @@
 """`installed_triton`, `environment`: who compiles here: Triton's release and binary, and facts
 about this machine to note beside a bundle.
 
-Whatever makes a bundle or compares a kernel with this machine asks it.
+Whatever makes a bundle or compares a kernel with this machine asks it.  `TRIED` is the one list of
+releases that this package was tried with; nothing decides by it what the package does: each feature
+is looked up by its name where it is used, and `doctor` warns of a release that is not listed.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ from typing import TYPE_CHECKING
 
 from bundler.format.entries import Toolchain
 
-# A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to
-# import than the restore.
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution
+from collections.abc import Mapping
 
 # A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6
 # and 3.7.
@@ -276,3 +277,20 @@ def _text(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+#: Distribution -> its minor releases, oldest first.  The oldest is the floor of the extra of that
+#: name.
+TRIED: Mapping[str, tuple[str, ...]] = {
+    "triton": ("3.6", "3.7", "3.8", "3.9"),
+    "torch": ("2.11", "2.13", "2.14", "2.15"),
+}
+_MINOR = re.compile(r"\d+\.\d+")
+
+
+def untried(distribution: str, release: str | None) -> bool:
+    """Tell whether a release, such as `3.10.0+git1a2b`, is of a minor release that is not listed;
+    an unknown release is not told.
+    """
+    minor = _MINOR.match(release or "")
+    return minor is not None and minor[0] not in TRIED[distribution]

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`instances`: Triton's JIT functions and tuners, and Inductor's, that live in this process.
+"""`instances`: Triton's JIT functions and tuners, and Inductor's, that live in this process, and
+`when_imported`: the end of the import that makes one.
 
     made since `note_from_now_on`   noted by their constructor, by weak references
     made before                     looked for in module namespaces, and in the lists that Triton and torch keep
 
 Python's collector is not asked: it hands out references to what other threads are still building.
 
+A function can be hashed for the first time when its module is whole.  Python's import sets
+`_initializing` of a module's spec to False then, or when it has failed, before whoever imports it
+goes on; a spec of a class of ours hears of that.  Nothing is put in the way of other imports.
+
 Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`,
-`inductor_tuners`, `tuners` and `device_caches` ask for instances; `tuner_caches` is told of each
-tuner that is made (`when_made`).
+`inductor_tuners`, `tuner_caches` and `device_caches` ask for instances; the last two are told of
+each that is made (`when_made`).
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 from bundler.fork_safety import ForkSafeLock
@@ -171,3 +177,48 @@ def _noting(original: Callable[..., Any], notes: _Notes, kind: str) -> Callable[
 
     setattr(make, _NOTES, notes)
     return make
+
+
+_ENDED = "_initializing"
+_WAITING = "_bundler_waiting"
+
+
+class _HeardSpec(ModuleSpec):
+    """A module's spec for as long as its import takes."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == _ENDED and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]  # a plain spec again
+            for tell in vars(self).pop(_WAITING, []):
+                try:
+                    tell()
+                except Exception as error:  # noqa: BLE001  # the seam: a fault of ours must not end the user's import
+                    _LOG.warning(
+                        "what was imported as %s was not looked at (%s: %s)",
+                        self.name,
+                        type(error).__name__,
+                        error,
+                    )
+
+
+def when_imported(module: str, tell: Callable[[], None]) -> bool:
+    """Call a function when the import of a module that is under way ends, in the thread that
+    imports it.
+
+    Returns:
+        False where no import of it is under way: a script, a module that somebody runs by hand, one
+        that is whole.
+    """
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    if type(spec) not in {ModuleSpec, _HeardSpec} or not getattr(spec, _ENDED, False):
+        return False
+    vars(spec).setdefault(_WAITING, []).append(tell)
+    spec.__class__ = _HeardSpec
+    return True
+
+
+def being_imported(module: str) -> bool:
+    """Tell whether an import of a module is under way."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, _ENDED, False))

@@ -2,52 +2,32 @@
 """`install`: the functions of `libdevice` for Triton's interpreter, in which Triton's own do
 nothing and return None.
 
-`bundler/codegen/lib.py`, which every generated kernel's module imports, installs them in a process
-that interprets. They compute in float64 and round once. A call with arguments that the library of a
-GPU does not take is a TypeError, as it is one for a GPU. Needs numpy, which the interpreter imports
-itself, and torch, whose tensors kernels are given.
+`bundler/codegen/lib.py`, which every generated kernel's module imports, has them installed in a
+process that interprets (`tuner_toolchain.prepare_interpreter`). They compute in float64 and round
+once. A call with arguments that the library of a GPU does not take is a TypeError, as it is one for
+a GPU. Needs numpy, which the interpreter imports itself, and torch, whose tensors kernels are given.
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bundler.toolchain.tuner_toolchain import interpreted
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 Compute = Callable[..., Any]
 
-_SAME_NAME = (
-    *(
-        "abs",
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan",
-        "atanh",
-        "ceil",
-        "cos",
-        "cosh",
-        "erf",
-        "erfc",
-    ),
-    *(
-        "erfinv",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "lgamma",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "rsqrt",
-    ),
-    *("sin", "sinh", "sqrt", "tan", "tanh", "trunc", "atan2", "copysign", "hypot", "pow"),
-)
+_SAME_TEXT = """
+    abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc erfinv exp exp2 expm1 floor lgamma
+    log log10 log1p log2 rsqrt sin sinh sqrt tan tanh trunc atan2 copysign hypot pow
+"""
+_SAME_NAME = _SAME_TEXT.split()
 _RENAMED = {"nearbyint": "round", "rint": "round", "mul_rn": "mul", "div_rn": "div"}
 _SPECIAL = {
     "cyl_bessel_i0": "i0",
@@ -63,27 +43,18 @@ _TWO_ARGUMENTS = frozenset(
 )
 
 
-def install(example: Any) -> None:
-    """Replace the functions of `libdevice` in this process where it interprets, and mend the
+def install() -> None:
+    """Replace the functions of `libdevice` in this process, which interprets, and mend the
     interpreter's atomics and casts.
-
-    Args:
-        example: a function that `triton.jit` made here: it tells whether the process interprets.
     """
-    if not interpreted(example):
-        return
-    from triton.language.extra import libdevice
-    from triton.runtime.interpreter import InterpreterBuilder
-
     for name, function in functions().items():
         if _does_nothing(getattr(libdevice, name, None)):
             setattr(libdevice, name, function)
-    if InterpreterBuilder.create_atomic_rmw.__module__ != __name__:
-        InterpreterBuilder.create_atomic_rmw = _atomic(InterpreterBuilder.create_atomic_rmw)
-    if InterpreterBuilder.cast_impl.__module__ != __name__:
-        InterpreterBuilder.cast_impl = _nearest(InterpreterBuilder.cast_impl)
-    if InterpreterBuilder.create_splat.__module__ != __name__:
-        InterpreterBuilder.create_splat = _spread(InterpreterBuilder.create_splat)
+    mended = {"create_atomic_rmw": _atomic, "cast_impl": _nearest, "create_splat": _spread}
+    for name, mend in mended.items():
+        theirs = getattr(InterpreterBuilder, name)
+        if theirs.__module__ != __name__:
+            setattr(InterpreterBuilder, name, mend(theirs))
 
 
 # Bits of bfloat16.
@@ -92,8 +63,6 @@ _NAN = 0x7FC0
 
 def functions() -> Mapping[str, Compute]:
     """Return the functions, by the name that `libdevice` has for each."""
-    import torch
-
     table: dict[str, Compute] = {name: getattr(torch, name) for name in _SAME_NAME}
     table |= {name: getattr(torch, torchs) for name, torchs in _RENAMED.items()}
     table |= {name: getattr(torch.special, torchs) for name, torchs in _SPECIAL.items()}
@@ -115,16 +84,12 @@ def _does_nothing(function: Any) -> bool:
 
 def _fmod(x: Any, y: Any) -> Any:
     # torch's own is NaN where the quotient is very large.
-    import numpy as np
-    import torch
 
     return torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
 
 
 def _round_away(x: Any) -> Any:
     """Round, away from zero at halves."""
-    import torch
-
     return torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x))
 
 
@@ -132,9 +97,6 @@ def _of_floats(name: str, compute: Compute, *, widened: bool = True) -> Compute:
     """Return a function of blocks of one float dtype, computed by torch, in float64 where
     `widened`.
     """
-    import numpy as np
-    import torch
-
     arity = 2 if name in _TWO_ARGUMENTS else 1
 
     def call(*given: Any, _semantic: Any = None) -> Any:
@@ -152,7 +114,6 @@ def _of_floats(name: str, compute: Compute, *, widened: bool = True) -> Compute:
 
 
 def _ldexp(x: Any, exponent: Any, _semantic: Any = None) -> Any:
-    import numpy as np
 
     arguments = [_block(x), _block(exponent)]
     number, power = arguments
@@ -176,10 +137,6 @@ def _block(value: Any) -> Any:
     """Return an argument as the interpreter's tensor; a number becomes one of float32, as Triton
     makes it.
     """
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
     value = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(value, tl.tensor):
         return value
@@ -187,9 +144,6 @@ def _block(value: Any) -> Any:
 
 
 def _result(arguments: Sequence[Any], data: Any, dtype: Any) -> Any:
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
 
     shape = np.broadcast_shapes(*(argument.handle.data.shape for argument in arguments))
     blocks = any(argument.type.is_block() for argument in arguments)
@@ -201,9 +155,6 @@ def _atomic(original: Compute) -> Compute:
     """Return the interpreter's atomic operation, which reads wrong memory of blocks that were
     broadcast, and has no sums of bfloat16.
     """
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
 
     def laid_out(part: Any) -> Any:
         is_block = isinstance(part, TensorHandle)
@@ -222,11 +173,6 @@ def _bfloat16_sums(pointers: Any, values: Any, mask: Any) -> Any:
     """Add bits of bfloat16 to those at addresses, one after another, each sum rounded; returns what
     was there.
     """
-    import ctypes
-
-    import numpy as np
-    import torch
-
     added = torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16).float().ravel()
     before = np.zeros(pointers.size, dtype=np.uint16)
     for place in np.flatnonzero(np.broadcast_to(mask, pointers.shape)):
@@ -242,10 +188,6 @@ def _nearest(original: Compute) -> Compute:
     """Return the interpreter's cast, which cuts off what bfloat16 has no bits for: a GPU rounds to
     the nearest, as torch does.
     """
-    import numpy as np
-    import torch
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
 
     def call(builder: Any, source: Any, to: Any) -> Any:
         if (source.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
@@ -263,8 +205,6 @@ def _spread(original: Compute) -> Compute:
     """Return what makes a block of a number, with the truth of two floats compared as a truth: the
     interpreter's has the floats' type.
     """
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
 
     def call(builder: Any, to: Any, source: Any) -> Any:
         is_truth = source.data.dtype == bool

@@ -25,12 +25,10 @@ from bundler.errors import ConfigError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
-from bundler.toolchain import keytext
-from bundler.toolchain.capture import stages_key_now
+from bundler.toolchain.argument_specs import Spec, same_type, stand_in
 from bundler.toolchain.declared_target import declared
-from bundler.toolchain.encoding import encode_value
-from bundler.toolchain.events import kernel_key
-from bundler.toolchain.imagined_arguments import Spec, same_type, stand_in
+from bundler.toolchain.keys import keytext
+from bundler.toolchain.keys.encoding import encode_type, encode_value
 
 # More decorators than any kernel has.
 _WRAPPERS = 16
@@ -66,7 +64,7 @@ class CompileRequest:
 
 def jit_function(kernel: Any) -> Any:
     """Return the JIT function inside an autotuned or heuristic kernel; None when there is none."""
-    kind = _jit_kind()
+    kind = _jit_class("JITFunction")
     for _ in range(_WRAPPERS):
         if kernel is None or isinstance(kernel, kind):
             return kernel
@@ -80,14 +78,14 @@ def is_kernel(value: Any) -> bool:
     """
     if "triton.runtime.jit" not in sys.modules or isinstance(value, type):
         return False
-    kinds = (_jit_kind(), sys.modules["triton.runtime.jit"].KernelInterface)
+    kinds = (_jit_class("JITFunction"), _jit_class("KernelInterface"))
     # Kernels of `bundler.autotune` belong to no class of Triton's.
     known = isinstance(value, kinds) or (hasattr(value, "fn") and hasattr(value, "configs"))
     return known and jit_function(value) is not None
 
 
-def _jit_kind() -> Any:
-    return sys.modules["triton.runtime.jit"].JITFunction
+def _jit_class(name: str) -> Any:
+    return getattr(sys.modules["triton.runtime.jit"], name)
 
 
 def specialize(
@@ -111,7 +109,7 @@ def specialize(
     with declared(target):
         given = {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)
         for call in _calls(kernel, given, target):
-            stopped = _stop(jit_function(kernel), call)
+            stopped = stop_call(jit_function(kernel), call)
             _check_types(stopped.source.signature, arguments)
             yield as_data(stopped)
 
@@ -120,7 +118,7 @@ def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[s
     """Yield the keywords with which the innermost function is called, as the wrappers around it
     would make them.
     """
-    if isinstance(kernel, _jit_kind()):
+    if isinstance(kernel, _jit_class("JITFunction")):
         yield call
     elif hasattr(kernel, "configs"):
         for config in kernel.configs:
@@ -159,38 +157,37 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
-    """Run the JIT up to where it would compile."""
-    heard: list[CompileRequest] = []
+def stopped_run(
+    function: Any, device_caches: Any, call: Mapping[str, Any]
+) -> tuple[str, Any, int, Any, Any, Any]:
+    """Run the JIT up to where it would compile, and return what it would hand on: the text under
+    which it keeps the kernel, signature, device, constants, options, attributes.
+
+    Args:
+        function: a JIT function.
+        device_caches: what the JIT has for each device.
+        call: arguments and options by name.
+
+    Raises:
+        Exception: whatever Triton raises for such a call.
+    """
+    heard: list[tuple[str, Any, int, Any, Any, Any]] = []
     # A copy, since another thread may launch the function meanwhile, and its launch would silently
     # do nothing.
-    stand_in: Any = copy.copy(function)
-
-    def instead_of_compiling(
-        _key: Any,
-        signature: Any,
-        device: Any,
-        constants: Any,
-        options: Any,
-        attributes: Any,
-        _warmup: Any,
-    ) -> None:
-        source = stand_in.ASTSource(function, signature, constants, attributes)
-        heard.append(CompileRequest(source, options, stand_in.device_caches[device][3]))
-
+    copied: Any = copy.copy(function)
     # where the JIT's work ends and the compiler's begins
-    stand_in._do_compile = instead_of_compiling  # noqa: SLF001
-    stand_in.device_caches = defaultdict(stand_in.create_binder)
-    stand_in.pre_run_hooks = []  # hooks expect real arguments
+    copied._do_compile = lambda *request: heard.append(request[:6])  # noqa: SLF001
+    copied.device_caches = device_caches
+    copied.pre_run_hooks = []  # hooks expect real arguments
     try:
-        stand_in.run(grid=(1,), warmup=True, **call)
+        copied.run(grid=(1,), warmup=True, **call)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         # Triton 3.6 and 3.7 import torch for AMD before it looks at an argument, and then needs
         # nothing of it.
         with _torch_named():
-            stand_in.run(grid=(1,), warmup=True, **call)
+            copied.run(grid=(1,), warmup=True, **call)
     return heard[0]
 
 
@@ -245,7 +242,7 @@ def as_data(stopped: CompileRequest, *, portable: bool = True) -> Specialized:
     """
     source = stopped.source
     specialized = Specialized(
-        tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
+        tuple((name, encode_type(kind)) for name, kind in source.signature.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.constants.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.attrs.items()),
         tuple((name, encode_value(value)) for name, value in vars(stopped.options).items()),
@@ -261,14 +258,6 @@ def as_data(stopped: CompileRequest, *, portable: bool = True) -> Specialized:
     return specialized
 
 
-def _type_value(kind: Any) -> Value:
-    return (
-        Value("tuple", tuple(map(_type_value, kind)))
-        if isinstance(kind, tuple)
-        else Value("str", str(kind))
-    )
-
-
 def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
     """Yield the keys that a JIT may ask for.
 
@@ -282,7 +271,13 @@ def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
         if helpers_first and after_helpers == alone:
             return
         function.hash = digest
-        yield _key(stopped), None if after_helpers == alone else helpers_first
+        key = keytext.kernel_key_here(stopped.source, stopped.backend, stopped.options)
+        if key is None:
+            raise ConfigError(
+                "the kernel's key cannot be computed; the log of bundler.toolchain says why, at"
+                " level debug"
+            )
+        yield key, None if after_helpers == alone else helpers_first
 
 
 def _hashes(function: Any) -> tuple[str, str]:
@@ -303,7 +298,7 @@ def hash_again(function: Any, *, helpers_first: bool) -> str:
     """
     # Whatever else this process hashed: of two helpers, the one that was hashed first decides about
     # the hash of the other.
-    for other in _reachable(function):
+    for other in functions_of(function):
         other.hash, other.used_global_vals = None, {}
     if helpers_first:
         _ = function.cache_key  # hashes whatever it calls
@@ -312,7 +307,7 @@ def hash_again(function: Any, *, helpers_first: bool) -> str:
     return key
 
 
-def _reachable(function: Any) -> list[Any]:
+def functions_of(function: Any) -> list[Any]:
     """Return a JIT function and every one that its hash is made of: those that it may call, and
     those that these may.
     """
@@ -320,7 +315,7 @@ def _reachable(function: Any) -> list[Any]:
     waiting = [function]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, _callable_kind()) and id(value) not in found:
+        if isinstance(value, _jit_class("JITCallable")) and id(value) not in found:
             found[id(value)] = value
             waiting += _mentioned(value)
         else:
@@ -343,38 +338,8 @@ def _mentioned(function: Any) -> Iterator[Any]:
     yield from (scope.get(name) for name in function.fn.__code__.co_freevars)
 
 
-def _callable_kind() -> Any:
-    return sys.modules["triton.runtime.jit"].JITCallable
-
-
-def _key(stopped: CompileRequest) -> str:
-    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
-    options = stopped.backend.parse_options(dict(vars(stopped.options)))
-    digest = keytext.recompute(
-        stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now()
-    )
-    if digest is None:
-        raise ConfigError(
-            "the kernel's key cannot be computed; the log of bundler.toolchain says why, at level"
-            " debug"
-        )
-    return kernel_key(digest)
-
-
-def environment_in_keys() -> dict[str, str]:
-    """Return the environment variables that Triton makes part of every key; it has to be
-    imported.
-    """
-    variables: dict[str, str] = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
-    return variables
-
-
-# ------------------------------------------------------------------ A call that is about to be made
-
-
-def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what the JIT would compile for a call with real arguments: its source object and its
-    options.
+def stop_call(function: Any, call: Mapping[str, Any]) -> CompileRequest:
+    """Return what the JIT would compile for a call.
 
     Args:
         function: a JIT function.
@@ -383,8 +348,11 @@ def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
     Raises:
         Exception: whatever Triton raises for such a call.
     """
-    stopped = _stop(function, dict(call))
-    return stopped.source, stopped.options
+    copied: Any = copy.copy(function)  # a binder sets attributes of its function
+    binders: Any = defaultdict(copied.create_binder)
+    _, signature, device, constants, options, attributes = stopped_run(copied, binders, call)
+    source = copied.ASTSource(function, signature, constants, attributes)
+    return CompileRequest(source, options, binders[device][3])
 
 
 def specialize_call(function: Any, call: Mapping[str, Any]) -> Specialized:
@@ -393,9 +361,4 @@ def specialize_call(function: Any, call: Mapping[str, Any]) -> Specialized:
     Raises:
         ConfigError: a constant cannot be sent to another process.
     """
-    return as_data(_stop(function, dict(call)))
-
-
-def functions_of(function: Any) -> list[Any]:
-    """Return a JIT function and every one that it may call."""
-    return _reachable(function)
+    return as_data(stop_call(function, call))

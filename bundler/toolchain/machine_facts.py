@@ -44,20 +44,8 @@ def misspelled(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name, _FACTS, n=1, cutoff=_ALIKE)), None)
 
 
-def _python() -> str:
-    return f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-
-
-def _platform() -> str:
-    return f"{sys.platform} {identity.machine()}"
-
-
 def _environment(name: str) -> Callable[[], str | None]:
     return lambda: dict(identity.environment()).get(name)
-
-
-def _target() -> str | None:
-    return ", ".join(map(str, targets.visible_targets() or ())) or None
 
 
 def _cuda() -> str | None:
@@ -66,16 +54,12 @@ def _cuda() -> str | None:
     """
     try:
         spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.origin:
-        return None
-    try:
-        with open(
-            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
-        ) as file:
+        if spec is None or not spec.origin:
+            return None
+        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with open(path, encoding="utf-8") as file:
             found = _CUDA.search(file.read(_TORCH_BYTES))
-    except (OSError, UnicodeDecodeError):
+    except (ImportError, OSError, ValueError):
         return None
     return found[1] if found is not None else None
 
@@ -86,11 +70,13 @@ def _triton() -> str | None:
 
 
 _FACTS: dict[str, Callable[[], str | None]] = {
-    "python": _python,
-    "platform": _platform,
+    "python": lambda: (
+        f"{platform.python_implementation()} {'.'.join(map(str, sys.version_info[:2]))}"
+    ),
+    "platform": _environment("platform"),
     "gpu": _environment("gpu"),
     "driver": _environment("driver"),
-    "target": _target,
+    "target": lambda: ", ".join(map(str, targets.visible_targets() or ())) or None,
     "cuda": _cuda,
     "triton": _triton,
     # Nothing on a machine says how many ranks a server will have there: users do.

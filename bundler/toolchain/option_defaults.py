@@ -20,23 +20,14 @@ from bundler.format.entries import Target
 from bundler.format.launch_spec import LaunchFacts, Named
 from bundler.toolchain.compile_call import decode_value
 from bundler.toolchain.declared_target import triton_target
-from bundler.toolchain.encoding import encode_value, portable_value
+from bundler.toolchain.keys.encoding import encode_value, portable_value
 
 # Facts about a target, whatever a recording says of them.
-_DERIVED = frozenset(
-    {
-        "allowed_dot_input_precisions",
-        "arch",
-        "backend_name",
-        "base_arch",
-        "deprecated_fp8_dot_operand_dtypes",
-        "extern_libs",
-        "max_num_imprecise_acc_default",
-        "ptx_version",
-        "supported_fp8_dtypes",
-        "warp_size",
-    }
-)
+_DERIVED_TEXT = """
+    allowed_dot_input_precisions arch backend_name base_arch deprecated_fp8_dot_operand_dtypes
+    extern_libs max_num_imprecise_acc_default ptx_version supported_fp8_dtypes warp_size
+"""
+_DERIVED = frozenset(_DERIVED_TEXT.split())
 
 # One target of each backend; which options a backend has does not depend on the architecture.
 _OF_EACH_BACKEND = (Target("cuda", "90", 32), Target("hip", "gfx942", 64))
@@ -95,18 +86,14 @@ def float8_types(target: Target) -> frozenset[str]:
     """Return the 8-bit floats that a target's compiler has, as signatures name them: fp8e5 and so
     on.
     """
-    from triton.compiler.compiler import make_backend
-
-    return frozenset(make_backend(triton_target(target)).parse_options({}).supported_fp8_dtypes)
+    return frozenset(_unchosen(target).supported_fp8_dtypes)
 
 
 def options_anywhere() -> frozenset[str]:
     """Return the names of the options that any backend has; none where Triton was not imported."""
-    return (
-        frozenset().union(*map(options_of, _OF_EACH_BACKEND))
-        if "triton" in sys.modules
-        else frozenset()
-    )
+    if "triton" not in sys.modules:
+        return frozenset()
+    return frozenset().union(*map(options_of, _OF_EACH_BACKEND))
 
 
 def encoded(options: dict[str, Any]) -> Named:
@@ -117,13 +104,15 @@ def encoded(options: dict[str, Any]) -> Named:
 @functools.lru_cache(maxsize=32)
 def _defaults(target: Target) -> dict[str, Value]:
     """Return every option that a target's backend has, with its default."""
+    fields = vars(_unchosen(target)).items()
+    return {name: _as_tuple(encode_value(portable_value(value))) for name, value in fields}
+
+
+def _unchosen(target: Target) -> Any:
+    """Return the options of a compile of which none was chosen."""
     from triton.compiler.compiler import make_backend
 
-    options = make_backend(triton_target(target)).parse_options({})
-    return {
-        name: _as_tuple(encode_value(portable_value(value)))
-        for name, value in vars(options).items()
-    }
+    return make_backend(triton_target(target)).parse_options({})
 
 
 def _as_tuple(value: Value) -> Value:

@@ -72,11 +72,9 @@ class TemporaryPlace:
     @property
     def path(self) -> str | None:
         """Where it is; None on a system whose users have no numbers."""
-        return (
-            os.path.join(tempfile.gettempdir(), f"{self._name}-{os.getuid()}")
-            if hasattr(os, "getuid")
-            else None
-        )
+        if not hasattr(os, "getuid"):
+            return None
+        return os.path.join(tempfile.gettempdir(), f"{self._name}-{os.getuid()}")
 
     def found(self) -> str | None:
         """Return the directory if it is there and ours, to read from it."""
@@ -123,9 +121,8 @@ _made: list[tuple[str, int]] = []
 
 def _of_this_process(name: str) -> str:
     known = _own.get(name)
-    if known is not None and is_ours(
-        known
-    ):  # else it was swept, or the parent of this forked child ended
+    # Else it was swept, or the parent of this forked child ended.
+    if known is not None and is_ours(known):
         return known
     made = tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-")
     _made.append((made, os.getpid()))

@@ -16,13 +16,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
-
-if TYPE_CHECKING:
-    import ast
 
 _LOG = logger("bundler.toolchain")
 #: The path of a program, its size and its modification time, which only tell states of the file
@@ -84,13 +81,8 @@ def short_version(text: str) -> str:
     # the answer.
     for rest in text.split(_RELEASE)[1:]:
         number, comma, build = rest.partition(", ")
-        if (
-            comma
-            and number.split() == [number]
-            and build.startswith("V")
-            and not build[1:2].isspace()
-            and build[1:]
-        ):
+        is_build = build[:1] == "V" and build[1:2].strip()
+        if comma and number.split() == [number] and is_build:
             return f"{number} {build.split(None, 1)[0]}"
     return " ".join(text.split())[:200]
 
@@ -98,9 +90,9 @@ def short_version(text: str) -> str:
 def _programs(arch: int) -> Iterator[_State]:
     """Yield the programs that are there, in the order in which Triton tries them."""
     blackwell = _uses_blackwell(arch)
-    for path in (
-        () if blackwell is None else candidates("ptxas-blackwell" if blackwell else "ptxas")
-    ):
+    if blackwell is None:
+        return
+    for path in candidates("ptxas-blackwell" if blackwell else "ptxas"):
         try:
             status = os.stat(path)
         except OSError:
@@ -141,16 +133,9 @@ def _parsed_threshold(source: bytes) -> int | None:
         tree = ast.parse(source if text is None else text[0])
     except (SyntaxError, ValueError):
         return None
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and function.name == "get_ptxas":
-            return _threshold_in(function)
-    return None
-
-
-def _threshold_in(function: ast.FunctionDef) -> int | None:
-    import ast
-
-    for node in ast.walk(function):
+    every = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = [node for one in every if one.name == "get_ptxas" for node in ast.walk(one)]
+    for node in inside:
         match node:
             case ast.Compare(
                 left=ast.Name(id="arch"),
@@ -258,16 +243,15 @@ class ProgramVersion:
         try:
             ended, status = os.waitpid(self._child, os.WNOHANG)
         except ChildProcessError:
-            ended, status = (
-                self._child,
-                0,
-            )  # this process ignores SIGCHLD, so it does not learn how its children end
+            # This process ignores SIGCHLD, so it does not learn how its children end.
+            ended, status = self._child, 0
         if ended:
             self._child, code = -1, os.waitstatus_to_exitcode(status)
             answer = b"".join(self._parts).decode("utf-8", "replace")
-            self._learn(
-                *((None, f" (exit status {code})") if code else (short_version(answer), ""))
-            )
+            if code:
+                self._learn(None, f" (exit status {code})")
+            else:
+                self._learn(short_version(answer))
         elif time.monotonic() > self._ends_s:
             raise TimeoutError(f"it does not end in {_TIMEOUT_S} s")
         elif time.monotonic() > until_s:
@@ -276,7 +260,7 @@ class ProgramVersion:
             time.sleep(_PAUSE_S)  # it has closed its output, so it is about to end
         return True
 
-    def _learn(self, version: str | None, problem: str) -> None:
+    def _learn(self, version: str | None, problem: str = "") -> None:
         if problem:
             _LOG.warning("ptxas does not answer: %s%s", self._state[0], problem)
         if len(_versions) >= _STATES_REMEMBERED:

@@ -32,13 +32,11 @@ _FEW_ELEMENTS = 1000
 _SMALLEST_SCALE = 1e-6
 # Results of attention that say which random numbers dropout drew; nothing is in them where it drew
 # none.
-_SEED_RESULTS = frozenset(
-    {"rng_state", "unused", "philox_seed", "philox_offset", "debug_attn_mask"}
-)
+_SEEDS = "rng_state unused philox_seed philox_offset debug_attn_mask"
+_SEED_RESULTS = frozenset(_SEEDS.split())
 _DROPOUT = "dropout_p"
-_UNINITIALIZED = frozenset(
-    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-)
+_EMPTY = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided"
+_UNINITIALIZED = frozenset(_EMPTY.split())
 _WIDE = torch.float64
 
 
@@ -99,17 +97,10 @@ class ReferenceGraph:
             for place, name in enumerate(self.results)
             if name is not None and name in open_values
         }
-        self.changed = tuple(
-            dict.fromkeys(
-                node.args[0].name
-                for node in module.graph.nodes
-                if node.target is torch.ops.aten.copy_.default
-            )
-        )
+        copies = [n for n in module.graph.nodes if n.target is torch.ops.aten.copy_.default]
+        self.changed = tuple(dict.fromkeys(node.args[0].name for node in copies))
         self.open_changes = {
-            node.args[0].name: open_values[node.name]
-            for node in module.graph.nodes
-            if node.target is torch.ops.aten.copy_.default and node.name in open_values
+            node.args[0].name: open_values[node.name] for node in copies if node.name in open_values
         }
 
     def run(self, inputs: Sequence[Any]) -> EagerResults:
@@ -285,10 +276,8 @@ class ResultDifference:
         if self.largest is None:
             return f"expected {self.fact} {self.expected}, got {self.got}"
         at = f" at {list(self.place)}" if self.place else ""
-        return (
-            f"expected {self.expected}{at}, got {self.got}; the largest difference is"
-            f" {self.largest:.3g}"
-        )
+        apart = f"the largest difference is {self.largest:.3g}"
+        return f"expected {self.expected}{at}, got {self.got}; {apart}"
 
 
 def difference(

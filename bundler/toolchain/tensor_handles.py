@@ -8,7 +8,7 @@ says: it is looked for in a few tensors by what `_cdata` tells, and taken only w
 then has the address that its `data_ptr()` returns.  On a machine where driver and Python take 4 us
 for a launch, this saves 50 ns a tensor.
 
-`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, after a
+`bundler/runtime/launch/drivers/launchers.py` passes what is found to the compiled launcher, after a
 process's first thousand launches.  Until then, and where nothing is found, the launcher calls
 `data_ptr()`; the compiled dispatcher, which needs device and type as well, asks torch's table of
 DLPack.
@@ -26,13 +26,19 @@ from bundler.package_loggers import logger
 _LOG = logger("bundler.toolchain")
 _LIBRARY = "libtorch_cpu.so"
 _ADDRESS = "aoti_torch_get_data_ptr"
-_DEVICE_TYPE, _DEVICE, _DTYPE = (
-    "aoti_torch_get_device_type",
-    "aoti_torch_get_device_index",
-    "aoti_torch_get_dtype",
-)
+_FACTS = ("aoti_torch_get_device_type", "aoti_torch_get_device_index", "aoti_torch_get_dtype")
 _CPU, _CUDA = "aoti_torch_device_type_cpu", "aoti_torch_device_type_cuda"
 _FLOAT32, _INT64 = "aoti_torch_dtype_float32", "aoti_torch_dtype_int64"
+# What is raised where torch is not as it is expected.
+_OTHERWISE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -71,15 +77,7 @@ def find_handles() -> TensorHandles | None:
         return None
     try:
         return _looked_for(torch)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _OTHERWISE as error:
         _LOG.debug("tensors are read by their data_ptr() (%s: %s)", type(error).__name__, error)
         return None
 
@@ -104,12 +102,9 @@ def _looked_for(torch: Any) -> TensorHandles | None:
         if (_asked(address, sample, offset, ctypes.c_void_p) or 0) != sample.data_ptr():
             return None
     found = TensorHandles(classes, data_ptr, _place_of(address), offset)
+    numbers = torch.empty(2, dtype=torch.int64, device="cpu")
     try:
-        return _with_facts(
-            found,
-            library,
-            {_FLOAT32: whole, _INT64: torch.empty(2, dtype=torch.int64, device="cpu")},
-        )
+        return _with_facts(found, library, {_FLOAT32: whole, _INT64: numbers})
     except AttributeError as error:
         _LOG.debug("device and type of tensors are read by torch's table (%s)", error)
         return found
@@ -119,22 +114,14 @@ def _with_facts(found: TensorHandles, library: Any, samples: dict[str, Any]) -> 
     """Add what tells device and type, where it tells those of the samples, which lie on the CPU;
     they stand by the name of their type.
     """
-    device_type, device, dtype = (
-        _function(library, name, ctypes.c_int32) for name in (_DEVICE_TYPE, _DEVICE, _DTYPE)
-    )
+    asked = [_function(library, name, ctypes.c_int32) for name in _FACTS]
     for name, sample in samples.items():
-        told = tuple(
-            _asked(ask, sample, found.offset, ctypes.c_int32)
-            for ask in (device_type, device, dtype)
-        )
+        told = tuple(_asked(ask, sample, found.offset, ctypes.c_int32) for ask in asked)
         if told != (getattr(library, _CPU)(), sample.get_device(), getattr(library, name)()):
             return found
-    return found._replace(
-        device_type=_place_of(device_type),
-        device=_place_of(device),
-        dtype=_place_of(dtype),
-        cuda=getattr(library, _CUDA)(),
-    )
+    device_type, device, dtype = map(_place_of, asked)
+    cuda = getattr(library, _CUDA)()
+    return found._replace(device_type=device_type, device=device, dtype=dtype, cuda=cuda)
 
 
 def _function(library: Any, name: str, kind: type) -> Any:

@@ -21,13 +21,12 @@ _BUILT_IN = frozenset({"aten", "prims"})
 _OTHER_DEVICES = {"host": "cpu", "meta": "meta"}
 # Tensors that torch's own gradients leave out, though the schema has them as needed.
 _LEFT_OUT = {
-    "aten._scaled_dot_product_cudnn_attention_backward.default": {
-        "attn_bias",
-        "cum_seq_q",
-        "cum_seq_k",
-    },
-    "aten._scaled_dot_product_efficient_attention_backward.default": {"attn_bias"},
-    "aten._scaled_dot_product_flash_attention_backward.default": {"cum_seq_q", "cum_seq_k"},
+    f"aten._scaled_dot_product_{kind}_attention_backward.default": set(names.split())
+    for kind, names in (
+        ("cudnn", "attn_bias cum_seq_q cum_seq_k"),
+        ("efficient", "attn_bias"),
+        ("flash", "cum_seq_q cum_seq_k"),
+    )
 }
 
 
@@ -132,9 +131,8 @@ class TorchMemory:
         # torch shows a schema nowhere else
         parameters = self.operator(operator)._schema.arguments  # noqa: SLF001
         for place, parameter in enumerate(parameters):
-            value = (
-                arguments[place] if place < len(arguments) else keywords.get(parameter.name, ...)
-            )
+            given = place < len(arguments)
+            value = arguments[place] if given else keywords.get(parameter.name, ...)
             needed = str(parameter.type) in {"Tensor", "List[Tensor]"}
             if needed and _lacks(value) and parameter.name not in _LEFT_OUT.get(operator, ()):
                 return str(parameter.name)
@@ -162,14 +160,14 @@ class TorchMemory:
         overloads = self._torch._ops.OpOverload  # noqa: SLF001  # torch shows it nowhere else
         if not isinstance(found, overloads):
             fix = (
-                f"the installed torch {self._torch.__version__} has none of that name; "
-                "generate the program anew with it"
-                if namespace in _BUILT_IN
-                else (
-                    "no library that is imported registers it: import the one that has"
-                    f" {namespace!r} first, as torchvision for torchvision.nms"
-                )
+                "no library that is imported registers it: import the one that has"
+                f" {namespace!r} first, as torchvision for torchvision.nms"
             )
+            if namespace in _BUILT_IN:
+                fix = (
+                    f"the installed torch {self._torch.__version__} has none of that name; "
+                    "generate the program anew with it"
+                )
             raise NotFound(f"operator {name}: {fix}", name=name)
         return found
 
@@ -181,9 +179,8 @@ class TorchMemory:
             return item
         ((kind, name),) = item.items()
         if kind == "device":
-            return (
-                self._torch.device(_OTHER_DEVICES[name]) if name in _OTHER_DEVICES else self._device
-            )
+            other = _OTHER_DEVICES.get(name)
+            return self._device if other is None else self._torch.device(other)
         if kind in {"dtype", "memory_format", "layout"}:
             return getattr(self._torch, name)
         raise NotFound(
@@ -236,11 +233,9 @@ def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, d
     torch: Any = memory._torch  # noqa: SLF001  # of this module
     # 8-bit floats are not drawn, but converted; elements that a tensor repeats are written once.
     tensor = tensor.zero_()
-    return (
-        tensor.copy_(torch.randn(tuple(sizes), device=device))
-        if tensor.dtype.is_floating_point and 0 not in strides
-        else tensor
-    )
+    if not tensor.dtype.is_floating_point or 0 in strides:
+        return tensor
+    return tensor.copy_(torch.randn(tuple(sizes), device=device))
 
 
 def unusual_numbers(tensors: Sequence[Any]) -> str:

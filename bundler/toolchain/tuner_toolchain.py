@@ -23,14 +23,14 @@ from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
 from bundler.package_loggers import logger
 from bundler.toolchain import identity, jit_specialization
-from bundler.toolchain.cache_delegate import CacheDelegate, DelegateSource
-from bundler.toolchain.capture import toolchain_of
 from bundler.toolchain.compile_call import cache_in
-from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import active_driver, declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
-from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.keys.capture import toolchain_of
+from bundler.toolchain.keys.encoding import encode_value, render
+from bundler.toolchain.recording.cache_delegate import CacheDelegate, DelegateSource
+from bundler.toolchain.recording.compile_listener import listening
 
 _LOG = logger("bundler.toolchain")
 
@@ -51,11 +51,8 @@ def innermost(kernel: Any) -> Any:
     """
     for _ in range(_WRAPPERS):
         inner = getattr(kernel, "fn", None)
-        if (
-            hasattr(kernel, "params")
-            or type(kernel).__name__ == "InterpretedFunction"
-            or inner is None
-        ):
+        is_function = hasattr(kernel, "params") or type(kernel).__name__ == "InterpretedFunction"
+        if is_function or inner is None:
             return kernel
         kernel = inner
     return kernel
@@ -64,6 +61,16 @@ def innermost(kernel: Any) -> Any:
 def interpreted(kernel: Any) -> bool:
     """Whether a kernel runs in Triton's interpreter, on the CPU and without a compile."""
     return type(innermost(kernel)).__name__ == "InterpretedFunction"
+
+
+def prepare_interpreter(example: Any) -> None:
+    """Give Triton's interpreter what it lacks, in a process that interprets.
+
+    Args:
+        example: a function that `triton.jit` made here: it tells whether the process interprets.
+    """
+    if interpreted(example):
+        importlib.import_module("bundler.toolchain.interpreter_library").install()
 
 
 def interpreted_double(number: float) -> Any:
@@ -113,12 +120,18 @@ def toolchain_part(target: Target) -> str:
     return " ".join([*words, *([f"ptxas {known.ptxas}"] if known.ptxas else [])])
 
 
+def _cuda_in_use() -> Any:
+    """Return torch's module for GPUs; None where torch is not there or uses no GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
 def device_name(device: int) -> str:
     """Return the model of a GPU, such as `NVIDIA H200`; empty when neither torch nor the system
     tells it without being initialized.
     """
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
+    cuda = _cuda_in_use()
+    if cuda is not None:
         return str(cuda.get_device_name(device))
     return dict(identity.environment()).get("gpu", "")
 
@@ -127,14 +140,10 @@ def device_limits(device: int) -> tuple[int | None, int | None]:
     """Return the registers and resident threads of a GPU's multiprocessor; None when torch is not
     there or uses no GPU.
     """
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return None, None
-    found = cuda.get_device_properties(device)
-    return (
-        getattr(found, "regs_per_multiprocessor", None),
-        getattr(found, "max_threads_per_multi_processor", None),
-    )
+    cuda = _cuda_in_use()
+    found = None if cuda is None else cuda.get_device_properties(device)
+    registers = getattr(found, "regs_per_multiprocessor", None)
+    return registers, getattr(found, "max_threads_per_multi_processor", None)
 
 
 def save_tensor(tensor: Any, file: Any) -> None:
@@ -151,8 +160,8 @@ def torch_stream(stream: int, device: int) -> Iterator[None]:
     """Make a stream torch's current one while the block runs; does nothing when torch is not there
     or uses no GPU.
     """
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
+    cuda = _cuda_in_use()
+    if cuda is None:
         yield
         return
     with cuda.stream(cuda.ExternalStream(stream, device=device)):
@@ -200,10 +209,9 @@ def compile_call(
     made: list[Any] = []
 
     def compile_now() -> None:
-        source, options = jit_specialization.stop_call(function, call)
-        made.append(
-            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
-        )
+        request = jit_specialization.stop_call(function, call)
+        options = dict(vars(request.options))
+        made.append(triton.compile(request.source, target=triton_target(target), options=options))
 
     with for_target(target), contextlib.nullcontext() if cache_dir is None else cache_in(cache_dir):
         try:
@@ -303,16 +311,13 @@ def results_name(function: Any) -> str:
     return f"{function.__name__[:_NAME_CHARACTERS]}{AUTOTUNE_SUFFIX}"
 
 
-@contextlib.contextmanager
-def _result_cache(
-    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
-) -> Iterator[tuple[Any, str]]:
-    """Yield Triton's cache manager, and the file name, for the results of one tuning; arguments as
-    for `results_digest`.
+def _result_cache(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> Any:
+    """Return Triton's cache manager for the results of one tuning; arguments as for
+    `results_digest`.
     """
     from triton.runtime.cache import get_cache_manager
 
-    yield get_cache_manager(results_digest(function, target, key, configs)), results_name(function)
+    return get_cache_manager(results_digest(function, target, key, configs))
 
 
 def as_triton_fields(config: Any) -> dict[str, Any]:
@@ -396,19 +401,19 @@ def read_results(
     """Return the text of Triton's own result file, None where there is none; arguments as for
     `results_digest`.
     """
-    with _result_cache(function, target, key, configs) as (manager, name):
-        path = manager.get_file(name)
-        if path is None:
-            return None
-        try:
-            return read_regular(path, MAX_RESULT_BYTES).decode("utf-8")
-        except (OSError, UnicodeDecodeError, LimitExceeded):
-            return None
+    path = _result_cache(function, target, key, configs).get_file(results_name(function))
+    if path is None:
+        return None
+    try:
+        return read_regular(path, MAX_RESULT_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError, LimitExceeded):
+        return None
 
 
 def write_results(
     function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str
 ) -> None:
     """Keep a result file where Triton's own tuner looks; arguments as for `results_digest`."""
-    with _result_cache(function, target, key, configs) as (manager, name), os_errors(name, "write"):
+    manager, name = _result_cache(function, target, key, configs), results_name(function)
+    with os_errors(name, "write"):
         manager.put(text, name, binary=False)

@@ -18,7 +18,7 @@ from bundler.errors import DigestMismatch, FormatError
 
 if TYPE_CHECKING:
     from bundler.format.bundle import Bundle
-    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy
     from bundler.trust.statements import TrustLevel
 
 TrustAsked = Literal["kernels", "code", "signed"]
@@ -77,36 +77,33 @@ def admit(
     from bundler.trust.subjects import subject_of
 
     policy = SignaturePolicy.load(kernels="off", code="off") if policy is None else policy
-    subject = subject_of(bundle)
+    subject, doubt = subject_of(bundle), bundle.signed.doubt
     envelopes, unread = _envelopes(bundle)
-    asked: list[tuple[TrustLevel, Judgement]] = []
+
+    def judged(level: TrustLevel) -> Judgement:
+        judgement = policy.of_bundle(envelopes, replace(subject, trust=level))
+        if unread:
+            return replace(judgement, reason=f"its signatures cannot be read: {unread}")
+        # Where a signature is required of code, the tag that led to the bundle needs one too.
+        if level == "code" and judgement.good and doubt and policy.code == "require":
+            return replace(judgement, key="", reason=doubt, fix="push it again with a trusted key")
+        return judgement
+
+    asked: dict[TrustLevel, Judgement] = {}
     # A good signature for code vouches for the kernels too, so one level is judged after the other.
     if policy.kernels != "off":
-        asked.append(
-            ("kernels", _judged(policy, envelopes, replace(subject, trust="kernels"), unread))
-        )
+        asked["kernels"] = judged("kernels")
     if subject.trust == "code" and (
         trust == "signed" or (trust == "code" and policy.code != "off")
     ):
-        asked.append(
-            ("code", _code_judged(policy, envelopes, subject, unread, bundle.signed.doubt))
-        )
-    for level, judgement in asked:
+        asked["code"] = judged("code")
+    for level, judgement in asked.items():
         if not (level == "code" and trust == "signed"):
             policy.require(judgement, level, f"bundle {subject.content[:12]}…")
-    lines = [_line(level, judgement) for level, judgement in asked]
-    lines += [bundle.signed.doubt] if bundle.signed.doubt else []
-    return Admission(_granted(trust, asked), "; ".join(dict.fromkeys(lines)))
-
-
-def _granted(trust: TrustAsked, asked: list[tuple[TrustLevel, Judgement]]) -> TrustLevel:
-    if trust != "signed":
-        return trust
-    return (
-        "code"
-        if any(level == "code" and judgement.good for level, judgement in asked)
-        else "kernels"
-    )
+    lines = [*(_line(level, judgement) for level, judgement in asked.items()), doubt]
+    if trust == "signed":
+        trust = "code" if "code" in asked and asked["code"].good else "kernels"
+    return Admission(trust, "; ".join(dict.fromkeys(filter(None, lines))))
 
 
 def _envelopes(bundle: Bundle) -> tuple[tuple[bytes, ...], str]:
@@ -117,36 +114,7 @@ def _envelopes(bundle: Bundle) -> tuple[tuple[bytes, ...], str]:
         return (), error.message
 
 
-def _judged(
-    policy: SignaturePolicy, envelopes: tuple[bytes, ...], subject: Subject, unread: str
-) -> Judgement:
-    judgement = policy.of_bundle(envelopes, subject)
-    return (
-        replace(judgement, reason=f"its signatures cannot be read: {unread}")
-        if unread
-        else judgement
-    )
-
-
-def _code_judged(
-    policy: SignaturePolicy,
-    envelopes: tuple[bytes, ...],
-    subject: Subject,
-    unread: str,
-    doubt: str,
-) -> Judgement:
-    """Return the judgement of a bundle with code; where a signature is required of it, the tag that
-    led to it needs one too.
-    """
-    judgement = _judged(policy, envelopes, subject, unread)
-    if not (judgement.good and doubt and policy.code == "require"):
-        return judgement
-    return replace(judgement, key="", reason=doubt, fix="push it again with a trusted key")
-
-
 def _line(level: str, judgement: Judgement) -> str:
-    return (
-        f"{level} signed by key {judgement.key!r}"
-        if judgement.good
-        else f"{level} not signed: {judgement.reason}"
-    )
+    if judgement.good:
+        return f"{level} signed by key {judgement.key!r}"
+    return f"{level} not signed: {judgement.reason}"

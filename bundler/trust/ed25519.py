@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Any
 
 from bundler.errors import ConfigError, FormatError
 
@@ -42,47 +43,30 @@ def new_private() -> bytes:
 
 
 def public_of(private: bytes) -> bytes:
-    """Return the public key of a private one.
-
-    Raises:
-        ConfigError: `cryptography` is not installed.
+    """Return the public key of a private one; raises `ConfigError` where `cryptography` is not
+    installed, as all that follow.
     """
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise _missing() from error
-    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return bytes(
+        _primitives().Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    )
 
 
 def sign(private: bytes, message: bytes) -> bytes:
-    """Return the signature of a message.
-
-    Raises:
-        ConfigError: `cryptography` is not installed.
-    """
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise _missing() from error
-    return Ed25519PrivateKey.from_private_bytes(private).sign(message)
+    """Return the signature of a message."""
+    return bytes(_primitives().Ed25519PrivateKey.from_private_bytes(private).sign(message))
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
     """Tell whether a signature is of this message by this key; bytes of a wrong length are no
     signature, nor a key.
-
-    Raises:
-        ConfigError: `cryptography` is not installed.
     """
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES or is_weak(public):
         return False
+    primitives = _primitives()
+    from cryptography.exceptions import InvalidSignature
+
     try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError as error:
-        raise _missing() from error
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+        primitives.Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -95,21 +79,18 @@ def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
         FormatError: it is damaged, of another type, or its passphrase is another.
         ConfigError: it has a passphrase and none was given, or what reads it is not installed.
     """
-    try:
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import (
-            load_pem_private_key,
-            load_ssh_private_key,
-        )
-    except ImportError as error:
-        raise _missing() from error
+    kind = _primitives().Ed25519PrivateKey
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        load_pem_private_key,
+        load_ssh_private_key,
+    )
+
     load = load_ssh_private_key if _OPENSSH in data else load_pem_private_key
     try:
         key = load(data, passphrase)
-    except (
-        TypeError
-    ) as error:  # as `cryptography` says that a passphrase is missing, or is not needed
+    except TypeError as error:
+        # As `cryptography` says that a passphrase is missing, or is not needed.
         if passphrase is not None:
             return private_of_file(data, None)
         raise ConfigError("a passphrase protects it, and none was given") from error
@@ -120,12 +101,12 @@ def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
         ) from error
     except ValueError as error:
         raise FormatError(f"it is damaged, or its passphrase is another ({error})") from error
-    if not isinstance(key, Ed25519PrivateKey):
+    if not isinstance(key, kind):
         raise FormatError(
             f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519"
             " makes one"
         )
-    return key.private_bytes_raw()
+    return bytes(key.private_bytes_raw())
 
 
 def is_weak(public: bytes) -> bool:
@@ -133,10 +114,15 @@ def is_weak(public: bytes) -> bool:
     return public[:-1] + bytes([public[-1] & 0x7F]) in _WEAK if public else True
 
 
-def _missing() -> ConfigError:
-    from bundler.project import install  # a restore needs none of it
+def _primitives() -> Any:
+    """Return the module of `cryptography` with the classes of keys."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        from bundler.project import install  # a restore needs none of it
 
-    return ConfigError(
-        f"signatures need the package cryptography, which is not installed; {install('trust')}",
-        extra="trust",
-    )
+        raise ConfigError(
+            f"signatures need the package cryptography, which is not installed; {install('trust')}",
+            extra="trust",
+        ) from error
+    return ed25519

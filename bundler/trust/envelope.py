@@ -8,9 +8,7 @@ says which type it expects.
 """
 
 # Annotations are real ones in this module, as in `statements.py`.
-import base64
-import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,11 +26,11 @@ MAX_SIGNATURES = 32
 
 class _Signature(msgspec.Struct, frozen=True):
     keyid: str
-    sig: str
+    sig: bytes
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    payload: str
+    payload: bytes
     payloadType: str  # noqa: N815  # the name in the standard
     signatures: list[_Signature]
 
@@ -62,8 +60,8 @@ class Envelope(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return the JSON form, equal for equal envelopes."""
-        signatures = [_Signature(name, _text(data)) for name, data in self.signatures]
-        return msgspec.json.encode(_Envelope(_text(self.payload), self.payload_type, signatures))
+        signatures = [_Signature(name, data) for name, data in self.signatures]
+        return msgspec.json.encode(_Envelope(self.payload, self.payload_type, signatures))
 
     @staticmethod
     def decode(data: bytes, payload_type: str) -> "Envelope":
@@ -84,19 +82,15 @@ class Envelope(msgspec.Struct, frozen=True):
             )
         try:
             found = _decoder.decode(data)
-            payload = base64.b64decode(found.payload, validate=True)
-            signatures = tuple(
-                (one.keyid, base64.b64decode(one.sig, validate=True)) for one in found.signatures
-            )
-        except (msgspec.DecodeError, binascii.Error, ValueError) as error:
+        except (msgspec.DecodeError, ValueError) as error:
             raise FormatError(
                 f"signature envelope: {error}, expected a DSSE envelope as JSON; sign again"
             ) from error
-        if len(signatures) > MAX_SIGNATURES:
+        if len(found.signatures) > MAX_SIGNATURES:
             raise LimitExceeded(
-                f"signature envelope: {len(signatures)} signatures, expected at most"
+                f"signature envelope: {len(found.signatures)} signatures, expected at most"
                 f" {MAX_SIGNATURES}",
-                got=len(signatures),
+                got=len(found.signatures),
             )
         if found.payloadType != payload_type:
             raise FormatError(
@@ -105,7 +99,8 @@ class Envelope(msgspec.Struct, frozen=True):
                 got=found.payloadType,
                 expected=payload_type,
             )
-        return Envelope(payload_type, payload, signatures)
+        signatures = tuple((one.keyid, one.sig) for one in found.signatures)
+        return Envelope(payload_type, found.payload, signatures)
 
 
 def signed_bytes(envelope: Envelope) -> bytes:
@@ -123,15 +118,10 @@ def signers(envelope: Envelope, keys: Mapping[str, bytes]) -> list[str]:
             key to try.
     """
     message = signed_bytes(envelope)
-    tried: Iterable[tuple[str, bytes]] = (
-        (name, data) for name, data in envelope.signatures if name in keys
-    )
     return [
         name
-        for name, data in tried
-        if key_id(keys[name]) == name and ed25519.verifies(keys[name], data, message)
+        for name, data in envelope.signatures
+        if name in keys
+        and key_id(keys[name]) == name
+        and ed25519.verifies(keys[name], data, message)
     ]
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

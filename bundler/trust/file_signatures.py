@@ -12,7 +12,7 @@ import base64
 import os
 import time
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
@@ -52,14 +52,9 @@ def judge_file(
             text = read_regular(beside, minisign.MAX_TEXT_BYTES).decode("utf-8", "replace")
     except NotFound:
         return judgement
-    numbers = {_number(key): (name, key) for name, key in policy.keys.by_name.items()}
-    for number, (name, key) in numbers.items():
-        if (
-            minisign.check(
-                text, bundle.signed.file_chunks(), [minisign.PublicKey(number, key.public)]
-            )
-            is None
-        ):
+    for name, key in policy.keys.by_name.items():
+        named = minisign.PublicKey(bytes.fromhex(key.minisign or key.key_id), key.public)
+        if minisign.check(text, bundle.signed.file_chunks(), [named]) is None:
             continue
         said = BundleStatement(
             content=subject.content,
@@ -118,10 +113,7 @@ def trust_public_file(
     key = TrustedKey(
         key=base64.b64encode(raw).decode(),
         minisign="" if number.hex() == identity else number.hex(),
-        tags=scope.tags,
-        targets=scope.targets,
-        families=scope.families,
-        trust=scope.trust,
+        **asdict(scope),
         expires=expires,
         comment=comment,
     )
@@ -135,7 +127,3 @@ def _public_of(text: str) -> minisign.PublicKey:
         return minisign.read_public(text)
     raw = openssh_keys.read_public(text)
     return minisign.PublicKey(bytes.fromhex(key_id(raw)), raw)
-
-
-def _number(key: TrustedKey) -> bytes:
-    return bytes.fromhex(key.minisign or key.key_id)

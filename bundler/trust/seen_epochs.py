@@ -25,7 +25,7 @@ from bundler.trust.statements import TagStatement
 _MAX_BYTES = 16 << 10
 
 
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+class _Seen(msgspec.Struct, frozen=True):
     store: str
     tag: str
     epoch: int
@@ -81,15 +81,9 @@ class SeenEpochs:
             return
         with os_errors(self._folder, "make"):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        now = _Seen(
-            store=statement.store,
-            tag=statement.tag,
-            epoch=statement.epoch,
-            content=statement.content,
-        )
-        replace_file(
-            self._path(statement), lambda file: file.write(msgspec.json.encode(now, order="sorted"))
-        )
+        now = _Seen(statement.store, statement.tag, statement.epoch, statement.content)
+        data = msgspec.json.encode(now, order="sorted")
+        replace_file(self._path(statement), lambda file: file.write(data))
 
     def _seen(self, statement: TagStatement) -> _Seen | None:
         path = self._path(statement)
@@ -114,7 +108,5 @@ class SeenEpochs:
         return seen
 
     def _path(self, statement: TagStatement) -> str:
-        name = hashlib.sha256(
-            f"{len(statement.store)} {statement.store} {statement.tag}".encode()
-        ).hexdigest()
-        return os.path.join(self._folder, f"{name}.json")
+        named = f"{len(statement.store)} {statement.store} {statement.tag}"
+        return os.path.join(self._folder, f"{hashlib.sha256(named.encode()).hexdigest()}.json")

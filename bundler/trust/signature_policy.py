@@ -21,8 +21,8 @@ from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope, signers
 from bundler.trust.seen_epochs import SeenEpochs
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
+from bundler.trust.subjects import Subject
 from bundler.trust.trusted_keys import TrustedKeys
-from bundler.user_settings import SignatureSettings
 
 if TYPE_CHECKING:
     from bundler.user_settings import SignatureSettings
@@ -30,26 +30,11 @@ if TYPE_CHECKING:
 # Clocks of signers and readers may differ by so much before a statement counts as made in the
 # future.
 CLOCK_SKEW_S = 300.0
+_FIX = (
+    "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler"
+    " key trust`)"
+)
 _S = TypeVar("_S", BundleStatement, TagStatement)
-
-
-class Subject(Struct, frozen=True):
-    """A bundle as it is, to compare with what was signed of it.
-
-    Attributes:
-        content: its digest, 64 hexadecimal digits.
-        stored: digest of its sections as they are stored; empty where there are none, as in a
-            store.
-        targets: of its kernels.
-        families: of server caches in it.
-        trust: `code` when anything in it runs on the CPU.
-    """
-
-    content: str
-    stored: str
-    targets: tuple[str, ...]
-    families: tuple[str, ...]
-    trust: TrustLevel
 
 
 class Judgement(Struct, frozen=True):
@@ -101,13 +86,8 @@ class SignaturePolicy:
                 raise ConfigError(
                     f"{name}={value!r}: expected {', '.join(map(repr, DEMANDS))}", got=value
                 )
-        self.keys, self.kernels, self.code, self._epochs, self._now = (
-            keys,
-            kernels,
-            code,
-            epochs,
-            now,
-        )
+        self.keys, self.kernels, self.code = keys, kernels, code
+        self._epochs, self._now = epochs, now
 
     @staticmethod
     def load(
@@ -235,10 +215,8 @@ class SignaturePolicy:
                 reasons.append(f"the signature {why}")
                 continue
             for key in found:
-                name, refused = (
-                    self.keys.names[key],
-                    self.keys.by_id[key].why_not(statement, self._now()),
-                )
+                name = self.keys.names[key]
+                refused = self.keys.by_id[key].why_not(statement, self._now())
                 if refused is None:
                     good.append((statement, name))
                 else:
@@ -247,15 +225,7 @@ class SignaturePolicy:
             statement, name = max(good, key=_newest)
             return Judgement(name), statement
         reason = "; ".join(dict.fromkeys(reasons)) or "it is not signed"
-        return (
-            Judgement(
-                "",
-                reason,
-                "sign it with a key that you trust (`triton-bundler sign`), or trust its key"
-                " (`triton-bundler key trust`)",
-            ),
-            None,
-        )
+        return Judgement("", reason, _FIX), None
 
     def _out_of_time(self, statement: BundleStatement | TagStatement) -> str | None:
         now = self._now()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.errors import ConfigError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
@@ -118,16 +119,7 @@ def sign(
             )
         text = minisign_files.write_signature(key, written.signed.file_chunks(), comment)
     replace_content(target + MINISIGN_SUFFIX, text.encode())
-    return SignReport(
-        target,
-        report.digest,
-        key.key_id,
-        report.trust,
-        report.targets,
-        report.families,
-        report.expires,
-        target + MINISIGN_SUFFIX,
-    )
+    return replace(report, minisign=target + MINISIGN_SUFFIX)
 
 
 def bundle_statement(

@@ -122,11 +122,8 @@ class SigningKey:
         data = _read_secret(path, "private key", "`triton-bundler key new` makes one")
         if data.startswith(_OTHER_FORMS):
             try:
-                return cls(
-                    ed25519.private_of_file(
-                        data, _passphrase() if passphrase is None else passphrase
-                    )
-                )
+                secret = _passphrase() if passphrase is None else passphrase
+                return cls(ed25519.private_of_file(data, secret))
             except FormatError as error:
                 raise FormatError(f"private key {name}: {error.message}", path=name) from error
             except ConfigError as error:

@@ -1,18 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`subject_of`: a bundle as a signature has to describe it.  Who signs (`signing.py`) and who
+"""`Subject`, `subject_of`: a bundle as a signature has to describe it.  Who signs (`signing.py`) and who
 judges (`admission.py`) ask the same function.
 """
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from bundler.format import names
 from bundler.format.bundle import Bundle
 from bundler.format.program_paths import is_code_path, is_program_path
 from bundler.format.tree_index import is_tree_path
-from bundler.trust.signature_policy import Subject
+from bundler.trust.statements import TrustLevel
 
 # Any other file that calls itself a result of tuning could be a program.
 _TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
+
+
+class Subject(Struct, frozen=True):
+    """A bundle as it is, to compare with what was signed of it.
+
+    Attributes:
+        content: its digest, 64 hexadecimal digits.
+        stored: digest of its sections as they are stored; empty where there are none, as in a
+            store.
+        targets: of its kernels.
+        families: of server caches in it.
+        trust: `code` when anything in it runs on the CPU.
+    """
+
+    content: str
+    stored: str
+    targets: tuple[str, ...]
+    families: tuple[str, ...]
+    trust: TrustLevel
 
 
 def subject_of(bundle: Bundle) -> Subject:

@@ -23,9 +23,9 @@ from bundler.backends.backend_errors import (
 )
 from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Deadlines, Guarded
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers
+from bundler.backends.wrapped_store import ReadOnly
 
 pytestmark = pytest.mark.serial
 

@@ -9,7 +9,7 @@ import pytest
 from redis.connection import Connection
 
 from bundler.backends.redis import server_connections
-from bundler.backends.redis.command_packing import packed
+from bundler.backends.redis.server_connections import packed
 from bundler.backends.redis.url_settings import parse
 
 COMMANDS = {

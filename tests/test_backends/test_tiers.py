@@ -17,9 +17,9 @@ from bundler.backends.backend_errors import (
 from bundler.backends.host_fetch import FETCH_S, SLOTS, SharedFetches, write_order
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers
+from bundler.backends.wrapped_store import ReadOnly
 
 
 class Far(MemoryBackend):

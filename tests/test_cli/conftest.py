@@ -139,3 +139,13 @@ def packed(cache, made_once):
         made_once("packed", lambda folder: bundler.pack(cache).save(folder / "packed.tbundle"))
         / "packed.tbundle"
     )
+
+
+@pytest.fixture
+def halves(packed, tmp_path):
+    """Two bundles: the kernels for one target, and for the other."""
+    paths = tmp_path / "cuda.tbundle", tmp_path / "hip.tbundle"
+    with bundler.Bundle.load(packed) as bundle:
+        bundle.select(target="cuda:90").save(paths[0])
+        bundle.select(target="hip:gfx942").save(paths[1])
+    return paths

@@ -212,3 +212,11 @@ def test_wrong_usage_is_status_2(cli, words):
     if words and words[0] != "nonsense":
         result = cli(words[0], "--json", *words[1:])
         assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (2, "usage")
+
+
+@pytest.mark.parametrize("group", ["tune", "oci", "key", "config"])
+def test_wrong_usage_of_a_command_in_a_group_is_one_object(cli, group):
+    """With --json one object is printed, by the program alone, not by the group too."""
+    name = {"tune": "show", "oci": "tags", "key": "list", "config": "show"}[group]
+    result = cli(group, name, "--json", "--nonsense")
+    assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (2, "usage")

@@ -252,7 +252,7 @@ def test_a_python_by_relative_path_is_found_from_anywhere(tmp_path, monkeypatch)
     """The Python of a virtual environment is often named by a path from the working directory; its
     link is kept.
     """
-    from bundler.cli.capture_command import _interpreter
+    from bundler.cli.builds.capture_command import _interpreter
 
     (tmp_path / "python3").symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)

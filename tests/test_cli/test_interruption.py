@@ -182,7 +182,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["bundler.cli.interruption", "click", "rich.progress", "bundler.cli.tune"]
+    "module", ["bundler.cli.interruption", "click", "rich.progress", "bundler.cli.bundles.tune"]
 )
 def test_an_interrupted_import_is_no_traceback(module):
     """Ctrl-C while the command is being imported ends it with status 130 and one line."""

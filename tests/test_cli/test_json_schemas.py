@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from bundler import errors
-from bundler.cli import serve_command
+from bundler.cli.stores import serve_command
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "data" / "v2.0" / "triton-3.7.1.tbundle"

@@ -17,16 +17,6 @@ pytestmark = pytest.mark.toolchain
 KERNELS = Path(bundler.__file__).parent / "cli" / "demo_kernels.py"
 
 
-@pytest.fixture
-def halves(packed, tmp_path):
-    """Two bundles: the kernels for one target, and for the other."""
-    paths = tmp_path / "cuda.tbundle", tmp_path / "hip.tbundle"
-    with bundler.Bundle.load(packed) as bundle:
-        bundle.select(target="cuda:90").save(paths[0])
-        bundle.select(target="hip:gfx942").save(paths[1])
-    return paths
-
-
 def rebuilt(packed, path, change):
     """Save a bundle in which each kernel is `change(kernel)`."""
     with bundler.Bundle.load(packed) as bundle:

@@ -19,7 +19,7 @@ from bundler.cli.report.report_page import Box, report_page, squarified
 from bundler.cli.report.text_archive import TextArchive
 from bundler.format.entries import Target
 from bundler.format.summary import printable
-from bundler.runtime.tuning.block_occupancy import block_occupancy
+from bundler.runtime.tuning.occupancy import block_occupancy
 
 
 def element(page, name):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.cli.specializations import specialization_of, told
+from bundler.cli.bundles.specializations import specialization_of, told
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import Argument, LaunchFacts
 

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 import bundler
 from bundler.backends import file_steps, refs
-from bundler.cli import quantities
+from bundler.cli.command import to_bytes, to_seconds
 from bundler.cli.demo import PtxasWatch
 from bundler.cli.pack import count_bytes
 from bundler.cli.terminal import Bar
@@ -57,16 +57,6 @@ def pushed(cli, packed, url):
     """The same store with all kernels under the tag `demo`."""
     assert cli("push", packed, "--store", url, "--tag", "demo").exit_code == 0
     return url
-
-
-@pytest.fixture
-def halves(packed, tmp_path):
-    """Two bundles: the kernels for one target, and for the other."""
-    paths = tmp_path / "cuda.tbundle", tmp_path / "hip.tbundle"
-    with bundler.Bundle.load(packed) as bundle:
-        bundle.select(target="cuda:90").save(paths[0])
-        bundle.select(target="hip:gfx942").save(paths[1])
-    return paths
 
 
 def digest_of(path):
@@ -625,7 +615,7 @@ def test_prune_warns_when_the_rest_is_too_young(cli, cli_json, pushed):
 )
 def test_sizes_are_understood(text, expected):
     """Sizes are bytes, or decimal and binary multiples, in whatever case."""
-    assert quantities.to_bytes(None, None, text) == expected
+    assert to_bytes(None, None, text) == expected
 
 
 @pytest.mark.parametrize(
@@ -642,7 +632,7 @@ def test_sizes_are_understood(text, expected):
 )
 def test_durations_are_understood(text, expected):
     """Durations are seconds to weeks."""
-    assert quantities.to_seconds(None, None, text) == expected
+    assert to_seconds(None, None, text) == expected
 
 
 # ------------------------------------------------------------------------------------------ restore

@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 import bundler
-from bundler.cli import live_sources, top_command
-from bundler.cli.live_sources import SourceStatus
+from bundler.cli.stores import live_sources, top_command
+from bundler.cli.stores.live_sources import SourceStatus
 from bundler.cli.terminal import Screen
 
 TEXT = """# HELP triton_bundler_lookups_total Kernels.

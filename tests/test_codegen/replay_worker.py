@@ -10,7 +10,7 @@ import sys
 BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)
 
-from bundler.runtime.launch.dry_driver import DryDriver  # noqa: E402
+from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
 from bundler.runtime.program.device_tensors import DeviceTensor  # noqa: E402
 from bundler.runtime.program.run import load_program  # noqa: E402
 

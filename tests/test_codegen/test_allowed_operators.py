@@ -32,9 +32,13 @@ from bundler.format.program_paths import (  # noqa: E402
     program_name,
     program_path,
 )
-from bundler.runtime.launch.dry_driver import DryDriver  # noqa: E402
+from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
 from bundler.runtime.program.allowed_operators import ALLOWED, unlisted  # noqa: E402
-from bundler.runtime.program.operator_arguments import CHECKS  # noqa: E402
+from bundler.runtime.program.operator_arguments import (  # noqa: E402
+    CHECKS,
+    ArgumentRefused,
+    check_arguments,
+)
 from bundler.runtime.program.program_plan import (  # noqa: E402
     Input,
     OperatorStep,
@@ -423,6 +427,22 @@ def test_arguments_that_lead_out_of_their_tensors_are_refused(name):
         program(*tensors)
     assert raised.value.operator == operator
     assert raised.value.step == 0
+
+
+@pytest.mark.parametrize(
+    ("operator", "behind"),
+    [
+        ("aten._adaptive_avg_pool2d_backward.default", ()),
+        ("aten.adaptive_max_pool2d_backward.default", (torch.zeros(1, 6, 1, 2, 2).long(),)),
+    ],
+)
+def test_a_gradient_with_more_dimensions_than_its_input_is_refused(operator, behind):
+    """Its first sizes are those of the input, and what follows them is not: all but the last two
+    are compared.
+    """
+    gradient, source = X.view(1, 6, 1, 2, 2), X.view(1, 6, 2, 2)
+    with pytest.raises(ArgumentRefused, match="leading sizes"):
+        check_arguments(operator, (gradient, source, *behind), {})
 
 
 def test_right_arguments_are_let_through():

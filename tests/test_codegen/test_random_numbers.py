@@ -194,7 +194,7 @@ def test_a_bundle_draws_without_torch():
     import torch
 
     from bundler.codegen.program import generate
-    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import load_program
 

@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ def _load(path):
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+    return module
 
 
-_load(HERE / "service_work.py")
+work = _load(HERE / "service_work.py")
 
 
 @pytest.fixture
@@ -45,6 +47,33 @@ def service(cache, monkeypatch):
             "isolate": True,
         } | more
         made.append(CompileService(workers, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(cancel=True)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Two processes that import this package once for all tests."""
+    with work.processes() as executor:
+        while len(executor._processes) < 2:  # a call starts a process where all are busy
+            list(executor.map(time.sleep, (0.2,) * 4))
+        yield executor
+
+
+@pytest.fixture
+def on(cache, monkeypatch):
+    """Make services of an executor, closed after the test."""
+    from bundler.compile.service import CompileService
+
+    monkeypatch.syspath_prepend(str(HERE))
+    made = []
+
+    def make(executor, **more):
+        settings = {"cache_dir": cache, "perform": "service_work:perform", "preload": ""} | more
+        made.append(CompileService(executor=executor, **settings))
         return made[-1]
 
     yield make

@@ -4,12 +4,14 @@ that tests start.
 """
 
 import ctypes
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 
 from bundler.compile.compile_job import Compiled, Job, SourceRef
@@ -17,6 +19,35 @@ from bundler.format.entries import Target
 
 HERE = Path(__file__).parent
 PATIENCE_S = 30
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Seen(Executor):
+    """An executor that notes what is submitted and hands it to another one."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, []
+
+    def submit(self, function, /, *arguments, **keywords):
+        self.calls.append((function, arguments, keywords))
+        return self.inner.submit(function, *arguments, **keywords)
+
+
+class Held(Executor):
+    """An executor whose calls a test answers."""
+
+    def __init__(self):
+        self.calls = []
+
+    def submit(self, function, message):
+        future = Future()
+        self.calls.append((message, future))
+        return future
+
+
+def processes(count=2, **more):
+    """Return an engine of so many new processes."""
+    return ProcessPoolExecutor(count, mp_context=SPAWN, **more)
 
 
 def is_alive(pid):

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import bundler
-from bundler.compile import build_file, module_import
+from bundler.compile import module_import
 from bundler.compile.build_plan import Plan
-from bundler.compile.declarations import Declaration, declarations_of
+from bundler.compile.declarations import Declaration, declarations_of, read_build_file
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Target
-from bundler.toolchain.imagined_arguments import StandInTensor, same_type, stand_in
+from bundler.toolchain.argument_specs import StandInTensor, same_type, stand_in
 
 MODULE = """
 import triton
@@ -58,7 +58,7 @@ def plan(monkeypatch):
     def make(what, *texts):
         made, targets = Plan(), [Target.parse(text) for text in texts]
         if str(what).endswith(".toml"):
-            listed, named = build_file.read(what)
+            listed, named = read_build_file(what)
             made.add_listed(listed, targets or named)
         else:
             made.add_modules([str(what)], targets)
@@ -291,7 +291,7 @@ def test_a_mistake_in_a_build_file_is_told_with_its_place(tmp_path, text, words)
     path = tmp_path / "build.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words) as caught:
-        build_file.read(path)
+        read_build_file(path)
     assert str(path) in str(caught.value)
 
 

@@ -6,7 +6,6 @@ The engine is Python's own pool of processes; `test_engines.py` has the real one
 """
 
 import glob
-import multiprocessing
 import os
 import pickle
 import signal
@@ -15,18 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 
 import pytest
-from service_work import HERE, PATIENCE_S, is_alive, job, prepend
+from msgspec.structs import replace
+from service_work import HERE, PATIENCE_S, Held, Seen, is_alive, job, prepend, processes
 from waiting import until
 
 from bundler.compile import executor_pool
 from bundler.compile.compile_job import SourceRef
-from bundler.compile.engine_messages import Compiler, EngineJob, compiler_variables
+from bundler.compile.engine_messages import Compiler, EngineMessage, compiler_variables
 from bundler.compile.engine_worker import run_job
 from bundler.compile.service import CompileService
-from bundler.compile.service_arguments import LEAST_SHARE_BYTES, memory_share
+from bundler.compile.worker_pool import LEAST_SHARE_BYTES, memory_share
 from bundler.errors import (
     CompileFailed,
     CompileTimeout,
@@ -36,65 +36,11 @@ from bundler.errors import (
 )
 from bundler.format import wire
 
-SPAWN = multiprocessing.get_context("spawn")
-
-
-class Seen(Executor):
-    """An executor that notes what is submitted and hands it to another one."""
-
-    def __init__(self, inner):
-        self.inner, self.calls = inner, []
-
-    def submit(self, function, /, *arguments, **keywords):
-        self.calls.append((function, arguments, keywords))
-        return self.inner.submit(function, *arguments, **keywords)
-
-
-class Held(Executor):
-    """An executor whose calls a test answers."""
-
-    def __init__(self):
-        self.calls = []
-
-    def submit(self, function, message):
-        future = Future()
-        self.calls.append((message, future))
-        return future
-
 
 def told(path):
     """Return what a worker writes into a file, as soon as it did."""
     until(lambda: path.exists() and path.read_text())
     return path.read_text()
-
-
-def processes(count=2, **more):
-    return ProcessPoolExecutor(count, mp_context=SPAWN, **more)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    """Two processes that import this package once for all tests."""
-    with processes() as executor:
-        while len(executor._processes) < 2:  # a call starts a process where all are busy
-            list(executor.map(time.sleep, (0.2,) * 4))
-        yield executor
-
-
-@pytest.fixture
-def on(cache, monkeypatch):
-    """Make services of an executor, closed after the test."""
-    monkeypatch.syspath_prepend(str(HERE))
-    made = []
-
-    def make(executor, **more):
-        settings = {"cache_dir": cache, "perform": "service_work:perform", "preload": ""} | more
-        made.append(CompileService(executor=executor, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close(cancel=True)
 
 
 def answer(engine, held, number=0):
@@ -128,7 +74,7 @@ def test_an_engine_gets_one_function_and_bytes(on, engine):
     assert [type(argument) for argument in arguments] == [bytes]
     assert pickle.dumps(function) == pickle.dumps(run_job)
     assert b"bundler.compile.engine_worker" in pickle.dumps(function)
-    assert isinstance(EngineJob.from_bytes(arguments[0]), EngineJob)
+    assert isinstance(EngineMessage.from_bytes(arguments[0]), EngineMessage)
 
 
 def test_a_job_that_ends_its_process_is_tried_elsewhere_once(on, engine, tmp_path):
@@ -187,7 +133,7 @@ def test_a_worker_of_another_compiler_refuses(on, engine, monkeypatch, part, nam
     otherwise.
     """
     here = Compiler.here(job("echo").target)
-    wanted = Compiler(**{**vars(here), part: "1.2.3"})
+    wanted = replace(here, **{part: "1.2.3"})
     monkeypatch.setattr(executor_pool.Compiler, "here", lambda target: wanted)
     spy = Seen(engine)
     with pytest.raises(ToolchainMismatch) as caught:
@@ -278,7 +224,7 @@ def test_an_executor_that_broke_is_made_again(on):
 
     service = on(make)
     futures = [service.submit(job(f"sleep 0.{number}")) for number in range(1, 6)]
-    until(lambda: made and made[0].calls)
+    until(lambda: made and len(made[0].calls) == 5)
     for _, call in list(made[0].calls):
         call.set_exception(BrokenExecutor("a process died"))
     assert [future.result(PATIENCE_S).key for future in futures] == ["slept"] * 5
@@ -459,7 +405,8 @@ def test_a_program_that_is_gone_leaves_nothing_running(engine, cache, tmp_path, 
     program.send_signal(number)
     program.wait(PATIENCE_S)
     until(lambda: not is_alive(child))
-    assert wire.unpack(reply.result(PATIENCE_S), "answer")[0] == "failed"
+    (outcome,) = wire.unpack(reply.result(PATIENCE_S), "answer")[2]
+    assert outcome[0] == "failed"
     until(lambda: client_directories() == before)
 
 

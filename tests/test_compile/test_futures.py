@@ -10,7 +10,7 @@ import pytest
 from service_work import job
 from waiting import until
 
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.job_futures import JoinedFuture
 from bundler.errors import BundlerError, CompileFailed, CompileTimeout, ConfigError, StoreFull
 
 RESULT_S = 30

@@ -9,7 +9,7 @@ import pytest
 from service_work import job
 
 from bundler import Bundle, open_store
-from bundler.compile.shared_compiles import SharedCompiles
+from bundler.compile.bundle_build import SharedCompiles
 from bundler.errors import CompileFailed
 
 RESULT_S = 30

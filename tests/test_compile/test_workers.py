@@ -341,7 +341,7 @@ def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypa
     """Leases share a few names; these two jobs wait for each other, so that both have to run at
     once.
     """
-    monkeypatch.setattr("bundler.compile.compile_context.SLOTS", 1)
+    monkeypatch.setattr("bundler.compile.service.SLOTS", 1)
     one = service(2)
     futures = [one.submit(job("rendezvous a b")), one.submit(job("rendezvous b a"))]
     assert [said(future) for future in futures] == ["a", "b"]
@@ -350,7 +350,7 @@ def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypa
 @pytest.mark.serial
 def test_leases_are_renewed(service, monkeypatch, starts):
     """A compile that takes longer than a lease lasts keeps it."""
-    monkeypatch.setattr("bundler.compile.task_leases.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -363,7 +363,7 @@ def test_leases_are_renewed(service, monkeypatch, starts):
 
 def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
     """Who holds a lease and is gone delays the others by no more than the lease."""
-    monkeypatch.setattr("bundler.compile.task_leases.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)

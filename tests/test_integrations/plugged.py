@@ -158,3 +158,27 @@ def opened(url):
     import bundler
 
     return bundler.open_store(url, read_only=True)
+
+
+# A GPU that takes launches and runs nothing, for a child process that compiles for real.
+STAND_IN_GPU = """
+from types import SimpleNamespace
+from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
+
+class Gpu:
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
+        return 0
+    utils = SimpleNamespace(load_binary=lambda *_: (1, 2, 16, 0, 1024), unload_module=lambda module: None,
+                            get_device_properties=lambda device: {"max_shared_mem": 1 << 20})
+    def launcher_cls(self, src, metadata):
+        return lambda *_: None
+
+driver.set_active(Gpu())
+x = MockTensor("float32")
+"""

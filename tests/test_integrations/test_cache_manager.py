@@ -8,7 +8,7 @@ import sys
 import plugged
 import pytest
 
-from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.recording.child_recording import ChildSpool
 
 pytestmark = pytest.mark.toolchain
 

@@ -118,7 +118,7 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     assert (manager[0], store[0]) == ("problem", "problem")
     assert "No module named bundler" in manager[2]
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "both")
-    (_, (status, what, value, _)) = doctor.plug_checks()
+    (_, (status, what, value, *_)) = doctor.plug_checks()
     assert (status, what) == ("problem", "settings")
     assert "TRITON_BUNDLER_MODE" in value
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "read")
@@ -162,7 +162,7 @@ def test_doctor_imports_the_class_that_is_named(monkeypatch, manager, why, fix):
     from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", manager)
-    ((status, what, value, said),) = doctor.plug_checks()
+    ((status, what, value, said, _),) = doctor.plug_checks()
     assert (status, what, said) == ("problem", "cache manager", fix)
     assert manager in value
     assert why in value
@@ -174,7 +174,7 @@ def test_doctor_takes_another_manager(monkeypatch):
     from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:FileCacheManager")
-    ((status, _, value, _),) = doctor.plug_checks()
+    ((status, _, value, *_),) = doctor.plug_checks()
     assert (status, value) == (
         "ok",
         "triton.runtime.cache:FileCacheManager, found by child processes",
@@ -191,7 +191,7 @@ def test_doctor_names_unknown_variables(monkeypatch):
     monkeypatch.setenv("TRITON_BUNDLER_XQ", "1")
     monkeypatch.setenv("TRITON_BUNDLER_INNER", "a:B")
     found = list(doctor.plug_checks())
-    assert [(status, value.split()[0]) for status, _, value, _ in found] == [
+    assert [(status, value.split()[0]) for status, _, value, *_ in found] == [
         ("problem", "TRITON_BUNDLER_STROE"),
         ("problem", "TRITON_BUNDLER_XQ"),
     ]

@@ -29,30 +29,16 @@ PATIENCE_S = 60
 KINDS = ("_total", "_sum", "_count", "_bucket", "")
 # A server whose GPU is a stand-in, which takes launches; Triton compiles its kernel for real.  It
 # works until its input ends.
-JOB = """
+JOB = (
+    """
 sys.modules["torch"] = torch = __import__("types").ModuleType("torch")  # Triton would import the real one, which takes seconds
 torch.Tensor = type("Tensor", (), {})
-from types import SimpleNamespace
-from triton.runtime.driver import driver
-from triton.runtime.jit import MockTensor
+"""
+    + plugged.STAND_IN_GPU
+    + """
 import threading
 import bundler
 
-class Gpu:
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device):
-        return 0
-    utils = SimpleNamespace(load_binary=lambda *_: (1, 2, 16, 0, 1024), unload_module=lambda module: None,
-                            get_device_properties=lambda device: {"max_shared_mem": 1 << 20})
-    def launcher_cls(self, src, metadata):
-        return lambda *_: None
-
-driver.set_active(Gpu())
-x = MockTensor("float32")
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
 with bundler.open_store(sys.argv[2]) as store, bundler.session(store, "demo/all", metrics_port=0) as session:
@@ -69,6 +55,7 @@ with bundler.open_store(sys.argv[2]) as store, bundler.session(store, "demo/all"
         store.restore("demo/more", cache_dir=f"{sys.argv[3]}/{number}", only="all")
         bundler.replay(bundle)
 """
+)
 
 
 def program(name):

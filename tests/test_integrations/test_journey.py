@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_MODULES = 12
 # Compiles one kernel, and says which modules of ours have run in `get_group` meanwhile.
 _COUNTING = """
-from bundler.toolchain.cache_manager import DelegatingCacheManager
+from bundler.toolchain.recording.cache_manager import DelegatingCacheManager
 ran, get_group = set(), DelegatingCacheManager.get_group
 
 def note(frame, event, _):
@@ -109,7 +109,7 @@ _WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
 _KEYS = {
     "bundler.toolchain.compile_call",
     "bundler.toolchain.jit_specialization",
-    "bundler.toolchain.rekeyed_key",
+    "bundler.toolchain.replay.rekeyed_key",
 }
 _STORES = {
     "bundler.store.kernel_records",
@@ -149,7 +149,7 @@ def test_importing_the_manager_opens_no_store():
         "from bundler.integrations.triton import BundlerCacheManager",
         before="import triton.knobs, triton.runtime.cache",
     )
-    assert "bundler.toolchain.cache_manager" in new
+    assert "bundler.toolchain.recording.cache_manager" in new
     assert new & (_NOTHING_MORE | _STORES | _FORMAT | _SESSION) == set()
 
 
@@ -157,7 +157,7 @@ def test_importing_the_manager_opens_no_store():
 def test_a_recording_childs_manager_opens_no_store():
     """A child of a recording has the same manager, and no session."""
     new = _new_modules(
-        "from bundler.toolchain.spool_manager import SpoolCacheManager",
+        "from bundler.toolchain.recording.spool_manager import SpoolCacheManager",
         before="import triton.knobs, triton.runtime.cache",
     )
     assert new & (_WRITERS | _KEYS | _STORES | _SESSION) == set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import plugged
 import pytest
 
-from bundler.runtime.launch import jit_modules
+from bundler.runtime.launch.jit import jit_modules
 
 FAKE = Path(__file__).resolve().parents[1] / "test_runtime" / "jit" / "fake_cuda.c"
 pytestmark = [pytest.mark.slow, pytest.mark.toolchain]
@@ -125,7 +125,7 @@ def test_what_is_not_covered_is_said(tmp_path, fake_cuda):
         TRITON_BUNDLER_STORE=None,
     )
     hidden = (
-        "from bundler.runtime.launch import jit_modules\njit_modules.compiled_driver = lambda:"
+        "from bundler.runtime.launch.jit import jit_modules\njit_modules.compiled_driver = lambda:"
         " None\n"
     )
     assert plugged.run(hidden + code, env)[0] == [

@@ -34,26 +34,9 @@ def activate(*, mode="warn", verbose=False):
 
 # A worker of vLLM: it loads plug-ins, warms a kernel up, arms its monitor and serves.  A stand-in
 # takes its launches.
-_WORKER = """
-from types import SimpleNamespace
-from triton.runtime.driver import driver
-from triton.runtime.jit import MockTensor
-
-class Gpu:
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-        return GPUTarget("cuda", 90, 32)
-    def get_current_device(self):
-        return 0
-    def get_current_stream(self, device):
-        return 0
-    utils = SimpleNamespace(load_binary=lambda *_: (1, 2, 16, 0, 1024), unload_module=lambda module: None,
-                            get_device_properties=lambda device: {"max_shared_mem": 1 << 20})
-    def launcher_cls(self, src, metadata):
-        return lambda *_: None
-
-driver.set_active(Gpu())
-x = MockTensor("float32")
+_WORKER = (
+    plugged.STAND_IN_GPU
+    + """
 
 def gelu():
     kernels.gelu_kernel[(8,)](x, x, 401408, BLOCK=1024)
@@ -77,6 +60,7 @@ def told():
         return str(error)
     return "silent"
 """
+)
 _SERVE = """
 load_plugins()
 gelu()

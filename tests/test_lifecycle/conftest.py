@@ -46,7 +46,7 @@ def kernels(cache):
 @pytest.fixture(autouse=True)
 def only_this_tests_kernels(monkeypatch, tmp_path):
     """Kernels that other tests left in the JIT's memory are none of this test's."""
-    from bundler.toolchain import loaded_kernels
+    from bundler.toolchain.recording import loaded_kernels
 
     everything = loaded_kernels.loaded_kernels
     monkeypatch.setattr(
@@ -61,7 +61,7 @@ def nobody_listens():
     """Nothing of ours hangs on Triton's listener before and after the test."""
     from triton import knobs
 
-    from bundler.toolchain.compile_listener import listening
+    from bundler.toolchain.recording.compile_listener import listening
 
     assert knobs.compilation.listener is None
     yield

@@ -41,15 +41,15 @@ def named_by_users():
     """Return readers of files that a user names, by what they read: the end of the name, and the
     reader.
     """
-    from bundler.cli.tuning_sources import read_winners
-    from bundler.compile import build_file
+    from bundler.cli.bundles.tuning_sources import read_winners
+    from bundler.compile.declarations import read_build_file
     from bundler.integrations import inductor_generated
     from bundler.runtime.tuning.tuning_winners import LookupTable
 
     return {
         "bundle": (".tbundle", bundler.Bundle.load),
         "lookup table": (".json", LookupTable.load),
-        "build file": (".toml", build_file.read),
+        "build file": (".toml", read_build_file),
         "generated module": (".py", inductor_generated.load_generated),
         "winners of a table": (".json", read_winners),
         "winners of a record": (".tuning", read_winners),
@@ -145,7 +145,7 @@ def test_a_group_file_that_is_none_is_a_miss(tmp_path, name):
     not there, and nobody waits.
     """
     pytest.importorskip("triton")
-    from bundler.toolchain.cache_manager import read_group
+    from bundler.toolchain.recording.cache_manager import read_group
 
     fuzz_directory.HOSTILE[name](tmp_path / "__grp__k.json")
     assert read_group(str(tmp_path), "k.json") is None
@@ -155,7 +155,7 @@ def test_a_group_file_that_is_none_is_a_miss(tmp_path, name):
 def test_a_record_of_a_child_that_is_no_file_is_a_problem(name):
     """What lies in the spool directory and is no record is told, and the other records count."""
     pytest.importorskip("triton")
-    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.recording.child_recording import ChildSpool
 
     with ChildSpool() as spool:
         directory = os.environ["TRITON_BUNDLER_SPOOL"].split(os.pathsep)[0]
@@ -216,7 +216,7 @@ def test_a_library_that_is_no_file_has_no_digest(tmp_path, name):
     key parts.
     """
     pytest.importorskip("triton")
-    from bundler.toolchain import keytext
+    from bundler.toolchain.keys import keytext
 
     fuzz_directory.HOSTILE[name](tmp_path / "x.bc")
     assert keytext._file_digest(str(tmp_path / "x.bc")) == "unreadable"

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundler.lifecycle import elf, kernel_writer
+from bundler.format.binaries import device_elf
+from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.kernel_writer import ALREADY_CHECKED
 
 WHOLE = (
@@ -648,7 +649,7 @@ headers = st.tuples(
 @given(header=headers, tables=rows, size=st.integers(0, 800), cut=st.integers(0, 90))
 @settings(max_examples=400, deadline=None)
 def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, tmp_path_factory):
-    """Whatever the headers say, the extension refuses the binaries that `elf.why_unusable` refuses,
+    """Whatever the headers say, the extension refuses the binaries that `device_elf.why_unusable` refuses,
     and no others.
     """
     data = binary_of(header, tables, size)
@@ -658,7 +659,9 @@ def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, 
         new(f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), binary=1)
         for n, image in enumerate(images)
     )
-    expected = [kernel_writer.NO_BINARY if elf.why_unusable(image) else 0 for image in images]
+    expected = [
+        kernel_writer.NO_BINARY if device_elf.why_unusable(image) else 0 for image in images
+    ]
     assert (
         writer_of("compiled")(root, kernels, 1)
         == expected

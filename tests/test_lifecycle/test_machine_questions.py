@@ -14,7 +14,7 @@ from bundler.errors import BundlerError
 from bundler.format.entries import Target
 from bundler.lifecycle import compatibility, restoration
 from bundler.lifecycle.compatibility import Questions
-from bundler.toolchain import probes, ptxas, targets
+from bundler.toolchain import ptxas, targets
 
 PATIENCE_S = 20.0
 
@@ -65,7 +65,7 @@ class SlowLibrary:
 def driver(monkeypatch):
     """A machine where the driver of an H200 is slow to answer."""
     library = SlowLibrary()
-    monkeypatch.setattr(probes, "_NVIDIA_DEVICES", (os.devnull,))
+    monkeypatch.setattr(targets, "_NVIDIA_DEVICES", (os.devnull,))
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
     monkeypatch.setattr(targets, "_initialized_cuda", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -32,7 +32,7 @@ NOT_REPLACED = {
         "write_text",
     ): "what an example program was asked to print, into a file",
     ("cli/demo.py", "write_text"): "the demo's own temporary directory",
-    ("cli/extraction.py", "write_bytes"): "a stage, whose files are renamed",
+    ("cli/bundles/extraction.py", "write_bytes"): "a stage, whose files are renamed",
     (
         "compile/captured_program.py",
         "open w",

@@ -421,7 +421,7 @@ def test_failures_of_our_listener_are_counted_for_this_recording(kernels, monkey
     """A failure of our own code while hearing a compile is counted in this report, and in no later
     one.
     """
-    from bundler.toolchain import compile_listener
+    from bundler.toolchain.recording import compile_listener
 
     real = compile_listener._event
     monkeypatch.setattr(compile_listener, "_event", lambda facts: 1 / 0)

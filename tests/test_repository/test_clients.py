@@ -11,6 +11,7 @@ import pytest
 
 from bundler.format.entries import Target
 from tools.clients import found_kernels, guesses, table, wheels
+from tools.shared.wheel_files import NoIndex
 
 # (client, folders of its package, how many of its kernels)
 SAMPLE = (
@@ -144,7 +145,7 @@ def folder(tmp_path_factory):
     try:
         for client, _, _ in SAMPLE:
             wheels.unpacked(wheels.CLIENTS[client], folder)
-    except wheels.NoIndex as error:
+    except NoIndex as error:
         pytest.skip(f"kernels of clients need a package index: {error}")
     return folder
 
@@ -177,8 +178,9 @@ def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
     """150 in all: compiled, bundled, restored to another path; another process, whose ptxas
     refuses, finds each under its key.
     """
-    limits = [word for part in parts for word in ("--part", part)]
-    told, path = _compiled(run_tool, folder, client, *limits, "--wanted", wanted, "--guesses", 1)
+    told, path = _compiled(
+        run_tool, folder, client, "--part", *parts, "--wanted", wanted, "--guesses", 1
+    )
     assert (told["compiled"] >= wanted, told["left_out"]) == (True, {}), told
     done = run_tool("clients restore", path, "--folder", folder, timeout=_PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler.toolchain import tried_releases
+from bundler.toolchain import identity
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -86,7 +86,7 @@ def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra)
         for line in EXTRAS[extra]
         if re.match(rf"{extra}\b(?!-)", line)
     ]
-    assert specifiers == [f">={tried_releases.TRIED[extra][0]}"]
+    assert specifiers == [f">={identity.TRIED[extra][0]}"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_release_is_tried_by_its_minor_number(release, expected):
     """A patch release of a tried one is tried, 3.60 is not 3.6, and of an unknown release nothing
     is said.
     """
-    assert tried_releases.untried("triton", release) is expected
+    assert identity.untried("triton", release) is expected
 
 
 @pytest.mark.parametrize(

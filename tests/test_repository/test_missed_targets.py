@@ -116,5 +116,7 @@ def test_steps_of_a_hit_add_up(monkeypatch):
 
 def test_the_functions_of_a_hits_steps_are_there():
     """Clocks go around each of them, also when they were renamed."""
-    with hits.HitSteps().running():
-        pass
+    clocks = hits.HitSteps()
+    with clocks.running():
+        clocks.hit(5.0)
+    assert clocks.samples == [dict.fromkeys(hits.STEPS, 0.0) | {hits.REST: 5.0}]

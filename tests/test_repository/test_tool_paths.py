@@ -60,8 +60,7 @@ def test_nobody_measures_python_alone_unawares(package, tmp_path):
     for name in (
         "lifecycle/_kernel_reader",
         "lifecycle/_kernel_writer",
-        "runtime/launch/_dispatch",
-        "runtime/launch/_jit_driver",
+        "runtime/launch/jit/_jit_driver",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.abi3.so").touch()
@@ -102,7 +101,7 @@ def test_make_runs_the_tools_with_the_wheel(target):
 def test_a_result_says_which_extensions_were_there(monkeypatch):
     """Each of the project's, by name."""
     found = measurement.extensions()
-    assert {"_kernel_writer", "_kernel_reader", "_launch", "_dispatch"} <= {*found}
+    assert {"_kernel_writer", "_kernel_reader", "_launch", "_jit_driver"} <= {*found}
     for name in ("_kernel_writer", "_kernel_reader"):
         assert found[name] == (importlib.util.find_spec(f"bundler.lifecycle.{name}") is not None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -117,8 +116,8 @@ def test_a_result_says_which_extensions_were_there(monkeypatch):
         ({"extensions": BUILT}, ""),
         ({"extensions": dict.fromkeys(BUILT, False)}, "pure Python, no extension was built"),
         (
-            {"extensions": BUILT | {"_launch": False, "_dispatch": False}},
-            "without the extensions _dispatch, _launch",
+            {"extensions": BUILT | {"_launch": False, "_jit_driver": False}},
+            "without the extensions _jit_driver, _launch",
         ),
     ],
 )

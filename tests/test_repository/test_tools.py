@@ -325,17 +325,23 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
     """Two bombs in one bundle need more memory to make than the limit gives; who judges has the
     limit, and all of it.
     """
-    program = (
-        "import multiprocessing, sys\nfrom tools.fuzz import bundle\nforking ="
-        " multiprocessing.get_context('fork')\nbundle.multiprocessing.get_context = lambda name:"
-        " forking\nbundle.MEMORY_BYTES = 1 << 28\nmake = bundle.Cases.make\nbundle.Cases.make ="
-        " lambda self, number: (bytearray(1 << 29), make(self, number))[1]\njudged = {0: lambda:"
-        " 'fine', 1: lambda: bytearray(200 << 20) and 'fits', 2: lambda: bytearray(1 <<"
-        " 29)}\nbundle.structural = lambda number: number\nbundle.Judge.judge = lambda self, data,"
-        " golden, restore, used: judged[used]()\nworker = bundle.Worker(1, range(3),"
-        " sys.argv[1])\nwhile worker.numbers:\n    result = worker.receive()\n    if result:"
-        " print(result.number, result.outcome, result.problem.splitlines()[-1:])\nworker.close()\n"
-    )
+    program = """
+import multiprocessing, sys
+from tools.fuzz import bundle, workers
+forking = multiprocessing.get_context("fork")
+workers.multiprocessing.get_context = lambda name: forking
+bundle.MEMORY_BYTES = 1 << 28
+make = bundle.Cases.make
+bundle.Cases.make = lambda self, number: (bytearray(1 << 29), make(self, number))[1]
+judged = {0: lambda: "fine", 1: lambda: bytearray(200 << 20) and "fits", 2: lambda: bytearray(1 << 29)}
+bundle.structural = lambda number: number
+bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()
+worker = workers.Worker(bundle.Bundles(1), range(3), 0, sys.argv[1])
+while worker.numbers:
+    if result := worker.receive():
+        print(result.number, *result.outcomes, result.problem.splitlines()[-1:])
+worker.close()
+"""
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "log"], cwd=ROOT, capture_output=True, text=True
     )

@@ -26,9 +26,7 @@ def sources(name):
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "ext-modules"
     ]
-    (paths,) = (
-        each["sources"] for each in listed if each["name"] == f"bundler.runtime.launch.{name}"
-    )
+    (paths,) = (each["sources"] for each in listed if each["name"].rpartition(".")[2] == name)
     return [ROOT / path for path in paths]
 
 
@@ -38,14 +36,7 @@ def compile_extension(name, folder):
     if not Path(include, "Python.h").exists():
         pytest.skip(f"needs Python.h to compile {name}, and there is none in {include}")
     path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    warnings = (
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-Wno-unused-parameter",
-        "-Wno-missing-field-initializers",
-        "-Wno-cast-function-type",
-    )
+    warnings = ("-Wall", "-Wextra", "-Werror")
     command = [
         compiler(),
         "-std=c11",

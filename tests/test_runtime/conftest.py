@@ -92,10 +92,10 @@ def _compile_calls(folder):
 
 @pytest.fixture(scope="session")
 def dispatch_extension(tmp_path_factory):
-    """Return the extension `_dispatch`: the installed one, or compiled now."""
+    """Return the extension `_launch`: the installed one, or compiled now."""
     if compiled_dispatch.dispatcher_type() is not None:
-        return importlib.import_module("bundler.runtime.launch._dispatch")
-    return compiling.compile_extension("_dispatch", tmp_path_factory.mktemp("dispatch"))
+        return importlib.import_module("bundler.runtime.launch._launch")
+    return compiling.compile_extension("_launch", tmp_path_factory.mktemp("dispatch"))
 
 
 @pytest.fixture(scope="session")

@@ -211,7 +211,7 @@ def test_the_wheel_has_the_dispatcher():
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "bundler.runtime.launch._dispatch"
+    assert done.stdout.strip() == "bundler.runtime.launch._launch"
 
 
 @compiled_only

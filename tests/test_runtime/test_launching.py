@@ -419,17 +419,17 @@ print(len(kernels.driver.launches))
 
 def test_a_machine_without_a_driver_says_so(recorded):
     """Neither CUDA nor HIP: one error with both reasons."""
-    from bundler.runtime.launch import drivers
+    from bundler.runtime.launch.drivers import driver_opening
 
     def nobody(backend):
         raise DriverUnavailable(f"no {backend} here")
 
-    before, drivers.open_driver = drivers.open_driver, nobody
+    before, driver_opening.open_driver = driver_opening.open_driver, nobody
     try:
         with pytest.raises(DriverUnavailable, match="no cuda here; no hip here"):
             load(recorded.bundle)
     finally:
-        drivers.open_driver = before
+        driver_opening.open_driver = before
 
 
 def test_a_bundle_without_kernels_for_a_gpu_is_refused(recorded):

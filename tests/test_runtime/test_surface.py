@@ -55,7 +55,7 @@ def test_importing_the_runtime_is_light():
 import sys, bundler.runtime
 for name in bundler.runtime.__all__:
     getattr(bundler.runtime, name)
-print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modules)), "bundler.runtime.launch.cuda" in sys.modules)
+print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modules)), "bundler.runtime.launch.drivers.cuda" in sys.modules)
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True

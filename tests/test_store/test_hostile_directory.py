@@ -349,5 +349,5 @@ def test_whatever_lies_in_store_and_cache_gives_only_typed_errors(run_tool):
     signal.alarm(0)
     done = run_tool("fuzz directory", "--count", 60, "--seed", 3, "--jobs", 2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    outcomes = dict(re.findall(r"^(\w+) +([\d,]+)$", done.stdout, re.MULTILINE))
+    outcomes = dict(re.findall(r"^(\w+) +([\d,]+) +[\d.]+%$", done.stdout, re.MULTILINE))
     assert {"fine", "NotFound", "StoreUnavailable"} <= outcomes.keys()

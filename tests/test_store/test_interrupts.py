@@ -18,7 +18,7 @@ from bundler.backends.local import LocalBackend
 from bundler.format import bundle_file as bundle_files
 from bundler.lifecycle import cache_directory, kernel_writer
 from bundler.lifecycle.tuning import tuning_directory
-from bundler.toolchain import child_recording
+from bundler.toolchain.recording import child_recording
 
 # Python looks for signals where a function begins and where a built-in one returns.
 _MOMENTS = ("call", "c_return")
@@ -171,7 +171,9 @@ def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatc
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "now" / "temporary"))
     monkeypatch.setattr("bundler.backends.file_steps.sync", lambda _: None)
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("bundler.toolchain.child_recording.hidden_package_parent", lambda: ())
+    monkeypatch.setattr(
+        "bundler.toolchain.recording.child_recording.hidden_package_parent", lambda: ()
+    )
     made = oracle.restorable("A")
     place, before = tmp_path / "now", tmp_path / "before"
     for folder in ("out", "temporary"):

@@ -102,4 +102,4 @@ def test_no_module_gives_warnings_by_itself():
         and ast.unparse(node.func) in {"warnings.warn", "warnings.warn_explicit"}
     }
     # The stand-in is for children that have no package of ours, so it stands alone.
-    assert calls == {"user_warnings.py", "toolchain/stand_in/bundler.py"}
+    assert calls == {"user_warnings.py", "toolchain/recording/stand_in/bundler.py"}

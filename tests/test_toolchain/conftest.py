@@ -89,7 +89,7 @@ def compile_add(kernels, compile_kernel):
 @pytest.fixture
 def events(cache):
     """What the listener heard while the test ran."""
-    from bundler.toolchain.compile_listener import listening
+    from bundler.toolchain.recording.compile_listener import listening
 
     heard = []
     hear = heard.append
@@ -100,7 +100,7 @@ def events(cache):
 
 @pytest.fixture
 def parts_of():
-    from bundler.toolchain import capture
+    from bundler.toolchain.keys import capture
 
     def parts_of(event):
         return capture.key_parts(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from bundler.format.constant_values import Value
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import capture, encoding, identity
+from bundler.toolchain import identity
+from bundler.toolchain.keys import capture, encoding
 
 triton = pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -311,8 +312,8 @@ import json, sys
 import triton, importlib.util
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bundler.toolchain import capture
-from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.keys import capture
+from bundler.toolchain.recording.compile_listener import listening
 spec = importlib.util.spec_from_file_location("kernels", {str(tmp_path / "kernels.py")!r})
 kernels = importlib.util.module_from_spec(spec); spec.loader.exec_module(kernels)
 heard = []; hear = heard.append; listening.attach(hear)
@@ -542,8 +543,8 @@ import sys; sys.path.insert(0, sys.argv[1])
 import kernels_for_tests as kernels, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bundler.toolchain import capture
-from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.keys import capture
+from bundler.toolchain.recording.compile_listener import listening
 heard = []; hear = heard.append; listening.attach(hear)
 signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 triton.compile(ASTSource(kernels.add, signature, {"BLOCK": 32}), target=GPUTarget("cuda", 90, 32), options={"num_stages": 2})

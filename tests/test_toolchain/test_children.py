@@ -11,10 +11,10 @@ from bundler.errors import FormatError
 from bundler.format.entries import Target, Toolchain
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import child_recording, spool_records
-from bundler.toolchain.child_recording import ChildSpool, check_interpreter
-from bundler.toolchain.manager_environment import SPOOL_MANAGER, STAND_IN
-from bundler.toolchain.spool_records import SpooledEvent, SpooledFile
+from bundler.toolchain.recording import child_recording, spool_records
+from bundler.toolchain.recording.child_recording import ChildSpool, check_interpreter
+from bundler.toolchain.recording.manager_environment import SPOOL_MANAGER, STAND_IN
+from bundler.toolchain.recording.spool_records import SpooledEvent, SpooledFile
 
 HERE = Path(__file__).parent
 CHILD = """
@@ -216,7 +216,7 @@ def test_a_subprocess_is_recorded(run_child, compile_add, events, parts_of, cach
 def test_the_recording_process_does_not_spool_itself(run_child):
     """The process that owns the spool listens itself; only others write."""
     code = """
-from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.recording.child_recording import ChildSpool
 with ChildSpool() as spool:
     compile_add(64)
     assert type(triton.runtime.cache.get_cache_manager("ab" * 32)).__name__ == "SpoolCacheManager"
@@ -235,7 +235,7 @@ def test_recordings_nest(run_child):
     """
     code = """
 import subprocess
-from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.recording.child_recording import ChildSpool
 compile_add(16)
 if len(sys.argv) == 2:
     with ChildSpool() as spool:
@@ -292,8 +292,8 @@ def test_a_forked_child_is_recorded(run_child):
     compiles do not go there.
     """
     code = """
-from bundler.toolchain.child_recording import ChildSpool
-from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.recording.child_recording import ChildSpool
+from bundler.toolchain.recording.compile_listener import listening
 heard = []; hear = heard.append
 with ChildSpool() as spool:
     listening.attach(hear)
@@ -321,7 +321,7 @@ def work(block):
     return compile_add(block).hash
 
 if __name__ == "__main__":
-    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.recording.child_recording import ChildSpool
     with ChildSpool() as spool:
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             hashes = set(pool.map(work, [16, 32, 64, 128]))
@@ -376,7 +376,7 @@ def test_an_inner_manager_that_changes_is_followed(run_child, tmp_path):
     """
     (tmp_path / "mymanager.py").write_text(INNER)
     code = """
-from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.recording.child_recording import ChildSpool
 from triton.runtime.cache import get_cache_manager
 import mymanager
 with ChildSpool():
@@ -395,7 +395,7 @@ def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
     code = {
         "removed": "import shutil; shutil.rmtree(os.environ['TRITON_BUNDLER_SPOOL'])",
         "read-only": (
-            "import bundler.toolchain.spool_records as r; r.write = lambda *a: (_ for _ in"
+            "import bundler.toolchain.recording.spool_records as r; r.write = lambda *a: (_ for _ in"
             " ()).throw(PermissionError())"
         ),
         "a file": (
@@ -477,7 +477,7 @@ def test_children_import_no_triton(run_python):
     """Preparing the environment of children imports neither Triton nor torch."""
     code = """
 import sys
-from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.recording.child_recording import ChildSpool
 with ChildSpool() as spool:
     spool.events()
 assert not {"triton", "torch"} & set(sys.modules)
@@ -492,7 +492,7 @@ import torch
 from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 
 def main():
-    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.recording.child_recording import ChildSpool
     import worker_module
     with ChildSpool() as spool:
         for kind in SubprocKind:

@@ -100,9 +100,9 @@ def test_a_kernel_can_be_launched_while_a_call_is_looked_at(kernels, fake_driver
 
     monkeypatch.setattr(fake_driver, "get_current_device", look)
     tensor = MockTensor("float32")
-    source, options = jit_specialization.stop_call(
+    stopped = jit_specialization.stop_call(
         kernels.add, {"x": tensor, "y": tensor, "out": tensor, "n": 100, "num_warps": 8}
     )
-    assert (source.fn, options.num_warps) == (kernels.add, 8)
+    assert (stopped.source.fn, stopped.options.num_warps) == (kernels.add, 8)
     assert seen == [before]
     assert dict(kernels.add.device_caches) == {}

@@ -41,7 +41,7 @@ import sys
 import time
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from bundler.toolchain import directories, identity, probes, ptxas, targets
+from bundler.toolchain import directories, identity, targets, ptxas
 toolchain = identity.installed_triton()
 identity.environment(), identity.triton_dir(), directories.triton_cache_dir(), directories.inductor_kernel_dir(0)
 print(ptxas.ptxas_version(80), ptxas.ptxas_version(90))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bundler.toolchain import import_ends
+from bundler.toolchain import instances
 
 _TEXT = "import heard_by_tests\nheard_by_tests.begin(__name__)\nLAST = 1\n"
 
@@ -23,7 +23,7 @@ def imported(tmp_path, monkeypatch):
 
     def import_it(name, text=_TEXT, tell=lambda module: told.append(getattr(module, "LAST", None))):
         def begin(module):
-            told.append(import_ends.when_imported(module, lambda: tell(sys.modules.get(module))))
+            told.append(instances.when_imported(module, lambda: tell(sys.modules.get(module))))
 
         monkeypatch.setitem(sys.modules, "heard_by_tests", SimpleNamespace(begin=begin))
         (tmp_path / f"{name}.py").write_text(text)
@@ -63,4 +63,4 @@ def test_a_failed_import_is_told_too(imported):
 def test_what_no_import_makes_is_not_waited_for():
     """A whole module, a script without an import, a module that nobody has."""
     for name in ("json", "__main__", "no_such_module"):
-        assert not import_ends.when_imported(name, list)
+        assert not instances.when_imported(name, list)

@@ -9,7 +9,7 @@ import pytest
 from bundler.errors import RecordingError
 from bundler.toolchain import compile_frames
 from bundler.toolchain import events as events_module
-from bundler.toolchain.compile_listener import CompileListener, listening
+from bundler.toolchain.recording.compile_listener import CompileListener, listening
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -317,7 +317,7 @@ def test_without_triton_the_error_says_what_to_do(run_python):
 import sys
 sys.modules["triton"] = None
 from bundler.errors import RecordingError
-from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.recording.compile_listener import listening
 try:
     listening.attach(print)
 except RecordingError as error:

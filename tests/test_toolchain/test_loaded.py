@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bundler.toolchain import instances, loaded_kernels
+from bundler.toolchain import instances
+from bundler.toolchain.recording import loaded_kernels
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -121,7 +122,7 @@ def test_nothing_without_triton(run_python):
     """Where Triton is not imported nothing is loaded, and looking does not import it."""
     code = """
 import sys
-from bundler.toolchain.loaded_kernels import loaded_kernels
+from bundler.toolchain.recording.loaded_kernels import loaded_kernels
 assert list(loaded_kernels()) == []
 assert "triton" not in sys.modules
 """

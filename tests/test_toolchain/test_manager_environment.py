@@ -13,8 +13,8 @@ import types
 
 import pytest
 
-from bundler.toolchain.child_recording import ChildSpool
-from bundler.toolchain.manager_environment import (
+from bundler.toolchain.recording.child_recording import ChildSpool
+from bundler.toolchain.recording.manager_environment import (
     SESSION_MANAGER,
     SPOOL_MANAGER,
     STAND_IN,
@@ -321,7 +321,7 @@ def test_a_fork_gets_a_whole_environment():
     """
     code = """
 import os, sys, threading
-from bundler.toolchain.manager_environment import Active, manager_environment
+from bundler.toolchain.recording.manager_environment import Active, manager_environment
 
 def change():
     while not done:
@@ -373,8 +373,8 @@ def test_a_spool_that_somebody_else_made_anew_is_not_read(kind, tmp_path):
     nor read.
     """
     pytest.importorskip("triton")
-    from bundler.toolchain import spool_manager, spool_records
-    from bundler.toolchain.spool_records import SpooledFile
+    from bundler.toolchain.recording import spool_manager, spool_records
+    from bundler.toolchain.recording.spool_records import SpooledFile
 
     with ChildSpool() as spool:
         directory = spool._directory

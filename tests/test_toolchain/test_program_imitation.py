@@ -9,8 +9,8 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.toolchain.replaced_attributes import Replacements
-from bundler.toolchain.target_devices import device_of
+from bundler.toolchain.imitation.replaced_attributes import Replacements
+from bundler.toolchain.imitation.target_devices import device_of
 
 H100, MI300 = Target("cuda", "90"), Target("hip", "gfx942", 64)
 
@@ -24,7 +24,7 @@ def torch():
 @pytest.fixture
 def imitate(torch):
     """Imitate a target's GPU; returns the imitation, to be entered."""
-    from bundler.toolchain.program_imitation import ProgramImitation
+    from bundler.toolchain.imitation.program_imitation import ProgramImitation
 
     def make(target=H100, **properties):
         return ProgramImitation(target, properties, lambda *_: None, lambda *_: None)
@@ -272,11 +272,9 @@ def test_replaced_attributes_are_put_back_in_order():
     class Child(Base):
         pass
 
-    changes = Replacements()
-    changes.put_all(Child, {"value": 2})
-    changes.put(Child, "value", 3)
-    changes.put(Base, "value", 4)
-    assert (Child.value, Base.value) == (3, 4)
-    changes.undo()
-    changes.undo()
+    with Replacements() as changes:
+        changes.put_all(Child, {"value": 2})
+        changes.put(Child, "value", 3)
+        changes.put(Base, "value", 4)
+        assert (Child.value, Base.value) == (3, 4)
     assert (Base.value, "value" in vars(Child)) == (1, False)

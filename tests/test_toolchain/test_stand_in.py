@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bundler.toolchain.child_recording import ChildSpool
-from bundler.toolchain.manager_environment import STAND_IN, Active, manager_environment
+from bundler.toolchain.recording.child_recording import ChildSpool
+from bundler.toolchain.recording.manager_environment import STAND_IN, Active, manager_environment
 
 HERE = Path(__file__).parent
 MINE = """
@@ -97,7 +97,7 @@ def test_it_steps_aside(cwd, tmp_path):
     """Where the package can be found it is loaded, whatever else has its name."""
     (tmp_path / "bundler").mkdir()
     code = (
-        "import bundler, bundler.toolchain.spool_records as records; print(bundler.__file__,"
+        "import bundler, bundler.toolchain.recording.spool_records as records; print(bundler.__file__,"
         " records.__name__, bundler.RecordReport.__name__)"
     )
     path = [STAND_IN, *([str(tmp_path)] if cwd != "here" else []), *filter(None, sys.path)]
@@ -110,7 +110,7 @@ def test_it_steps_aside(cwd, tmp_path):
 
     assert done.stdout.split() == [
         bundler.__file__,
-        "bundler.toolchain.spool_records",
+        "bundler.toolchain.recording.spool_records",
         "RecordReport",
     ]
 
@@ -119,13 +119,13 @@ def test_it_has_nothing_else(tmp_path):
     """Without the package, what is no cache manager is missing as it would be without us."""
     code = """
 import importlib
-for name in ("bundler.store", "bundler.toolchain.spool_records", "bundler.integrations.triton.other"):
+for name in ("bundler.store", "bundler.toolchain.recording.spool_records", "bundler.integrations.triton.other"):
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         print(error.name)
 try:
-    from bundler.toolchain.spool_manager import Other
+    from bundler.toolchain.recording.spool_manager import Other
 except ImportError as error:
     print("ImportError")
 """
@@ -136,7 +136,7 @@ except ImportError as error:
     assert (done.stdout.split(), done.stderr) == (
         [
             "bundler.store",
-            "bundler.toolchain.spool_records",
+            "bundler.toolchain.recording.spool_records",
             "bundler.integrations.triton.other",
             "ImportError",
         ],

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from bundler.format.entries import Target
-from bundler.toolchain import probes, targets
+from bundler.toolchain import targets
 
 TWO_ALIKE = [("GPU-aaaa1111", 90), ("GPU-bbbb2222", 90)]
 MIXED = [("GPU-aaaa1111", 80), ("GPU-bbbb2222", 90)]
@@ -14,7 +14,7 @@ MIXED = [("GPU-aaaa1111", 80), ("GPU-bbbb2222", 90)]
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    for name in probes.VISIBILITY_VARIABLES:
+    for name in targets.VISIBILITY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     targets._from_drivers.cache_clear()
@@ -48,23 +48,23 @@ def test_hidden_devices_do_not_count(monkeypatch, devices, visible, order, expec
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert probes.visible_capabilities(devices) == expected
+    assert targets.visible_capabilities(devices) == expected
 
 
 def test_cuda_is_asked_in_another_process_where_nvml_does_not_know(monkeypatch):
     """An unknown order leads to a short process that initializes CUDA, and its failure to an
     unknown answer.
     """
-    monkeypatch.setattr(probes, "_NVIDIA_DEVICES", (os.devnull,))
-    monkeypatch.setattr(probes, "_nvml_devices", lambda: None)
-    monkeypatch.setattr(probes, "_PROBE", "print('status', 0, 9, 0, 10, 3)")
-    assert probes.nvidia_targets() == (Target("cuda", "90"), Target("cuda", "103"))
-    monkeypatch.setattr(probes, "_PROBE", "print('status', 100)")
-    assert probes.nvidia_targets() == ()
-    monkeypatch.setattr(probes, "_PROBE", "print('status', 999)")
-    assert probes.nvidia_targets() is None
-    monkeypatch.setattr(probes, "_PROBE", "raise SystemExit(1)")
-    assert probes.nvidia_targets() is None
+    monkeypatch.setattr(targets, "_NVIDIA_DEVICES", (os.devnull,))
+    monkeypatch.setattr(targets, "_nvml_devices", lambda: None)
+    monkeypatch.setattr(targets, "_PROBE", "print('status', 0, 9, 0, 10, 3)")
+    assert targets.nvidia_targets() == (Target("cuda", "90"), Target("cuda", "103"))
+    monkeypatch.setattr(targets, "_PROBE", "print('status', 100)")
+    assert targets.nvidia_targets() == ()
+    monkeypatch.setattr(targets, "_PROBE", "print('status', 999)")
+    assert targets.nvidia_targets() is None
+    monkeypatch.setattr(targets, "_PROBE", "raise SystemExit(1)")
+    assert targets.nvidia_targets() is None
 
 
 def write_nodes(tmp_path, *versions):
@@ -78,8 +78,8 @@ def write_nodes(tmp_path, *versions):
 
 @pytest.fixture
 def amd(tmp_path, monkeypatch):
-    monkeypatch.setattr(probes, "_AMD_DEVICE", os.devnull)
-    monkeypatch.setattr(probes, "_AMD_NODES", str(tmp_path))
+    monkeypatch.setattr(targets, "_AMD_DEVICE", os.devnull)
+    monkeypatch.setattr(targets, "_AMD_NODES", str(tmp_path))
     return tmp_path
 
 
@@ -88,7 +88,7 @@ def test_amd_targets_come_from_the_kernel_driver(amd):
     not GPUs.
     """
     write_nodes(amd, 0, 90402, 90010, 110001, 120500)
-    found = probes.amd_targets()
+    found = targets.amd_targets()
     assert [(str(target), target.warp_size) for target in found] == [
         ("hip:gfx942", 64),
         ("hip:gfx90a", 64),
@@ -103,13 +103,13 @@ def test_hidden_amd_devices(amd, monkeypatch):
     """
     write_nodes(amd, 90402, 90402)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert {str(target) for target in probes.amd_targets()} == {"hip:gfx942"}
+    assert {str(target) for target in targets.amd_targets()} == {"hip:gfx942"}
     write_nodes_again = amd / "9"
     write_nodes_again.mkdir()
     (write_nodes_again / "properties").write_text("gfx_target_version 90010\n")
-    assert probes.amd_targets() is None
+    assert targets.amd_targets() is None
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
-    assert probes.amd_targets() == ()
+    assert targets.amd_targets() == ()
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_hidden_amd_devices(amd, monkeypatch):
 )
 def test_visible_targets_are_sorted_and_unique(monkeypatch, nvidia, amd, expected):
     """All drivers' targets, each once; unknown when one driver does not know."""
-    monkeypatch.setattr(probes, "nvidia_targets", lambda: nvidia)
-    monkeypatch.setattr(probes, "amd_targets", lambda: amd)
+    monkeypatch.setattr(targets, "nvidia_targets", lambda: nvidia)
+    monkeypatch.setattr(targets, "amd_targets", lambda: amd)
     found = targets.visible_targets()
     assert found == expected if expected is None else tuple(map(str, found)) == expected
 
@@ -140,7 +140,7 @@ def test_a_failing_driver_is_an_unknown_answer(monkeypatch):
     def fail():
         raise RuntimeError("driver")
 
-    monkeypatch.setattr(probes, "nvidia_targets", fail)
+    monkeypatch.setattr(targets, "nvidia_targets", fail)
     assert targets.visible_targets() is None
 
 

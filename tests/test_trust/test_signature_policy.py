@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope
 from bundler.trust.seen_epochs import SeenEpochs
-from bundler.trust.signature_policy import SignaturePolicy, Subject
+from bundler.trust.signature_policy import SignaturePolicy
 from bundler.trust.signing_keys import SigningKey
 from bundler.trust.statements import BundleStatement, TagStatement
+from bundler.trust.subjects import Subject
 from bundler.trust.trusted_keys import TrustedKey, TrustedKeys, write_key
 
 NOW = 1_800_000_000

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.bench.sides import Watch
+
 # What comes before anything can be written; what a reader does beside the writers; what writers do.
 SERVER, MANIFEST, READER, WRITER = "server", "manifest", "reader", "writer"
 IN_THREADS = "together: the writers' steps by the extension in C, in as many threads as processors"
@@ -34,7 +36,6 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
     """Return the seconds of each bare step of a restore, and of the writers' steps in as many
     threads as they may have.
     """
-    import msgspec
     import zstandard
 
     from bundler.format.bundle import Bundle
@@ -46,23 +47,16 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
         container = bundle.blobs
         assert isinstance(container, Container)
         kernels = _new_kernels(bundle, into, keep)
+        blobs = BLOB_SECTIONS if keep == "all" else {LAUNCH}
         for name, wanted in (
             (MANIFEST, [one for one in container.sections if one.kind not in BLOB_SECTIONS]),
-            (
-                READER,
-                [
-                    one
-                    for one in container.sections
-                    if one.kind == LAUNCH or (one.kind in BLOB_SECTIONS and keep == "all")
-                ],
-            ),
+            (READER, [one for one in container.sections if one.kind in blobs]),
         ):
-            stored = _timed(
-                seconds,
-                f"{name}: read",
-                lambda one: os.pread(opened.fileno(), one.stored_bytes, one.offset),
-                wanted,
-            )
+
+            def read(one: Any) -> bytes:
+                return os.pread(opened.fileno(), one.stored_bytes, one.offset)
+
+            stored = _timed(seconds, f"{name}: read", read, wanted)
             _timed(seconds, f"{name}: sha256 of what was read", _sha256, stored)
             packed = [
                 (data, bytearray(one.raw_bytes))
@@ -70,22 +64,14 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
                 if one.codec == ZSTD
             ]
             for _, room in packed:
-                room[::_PAGE_BYTES] = bytes(
-                    len(room[::_PAGE_BYTES])
-                )  # its pages are there, as in memory that is used again
-            _timed(
-                seconds,
-                f"{name}: zstd",
-                lambda one: decompressor.stream_reader(one[0]).readinto(one[1]),
-                packed,
-            )
-        _timed(
-            seconds,
-            f"{MANIFEST}: decode its MessagePack",
-            msgspec.msgpack.decode,
-            [container.content_bytes, container.observed_bytes],
-        )
-        _place(seconds, into, kernels)
+                # its pages are there, as in memory that is used again
+                room[::_PAGE_BYTES] = bytes(len(room[::_PAGE_BYTES]))
+
+            def decompress(one: tuple[bytes, bytearray]) -> int:
+                return decompressor.stream_reader(one[0]).readinto(one[1])
+
+            _timed(seconds, f"{name}: zstd", decompress, packed)
+        _place(seconds, into, kernels, [container.content_bytes, container.observed_bytes])
     return seconds
 
 
@@ -95,31 +81,13 @@ def bare_start(
     """Return the seconds of each bare step of a restore by tag from a Redis server; `names` is a
     file with the keys that it needs.
     """
-    import msgspec
-    import redis
-
     import bundler
     from bundler.store import store_layout
 
     seconds: Seconds = {}
     keys = Path(names).read_text().split()
-
-    def fetched() -> list[bytes]:
-        values: list[bytes] = []
-        with redis.Redis(port=int(port), username="admin", password=password, protocol=2) as client:
-            for start in range(0, len(keys), PIPELINED):
-                with client.pipeline(transaction=False) as pipeline:
-                    for key in keys[start : start + PIPELINED]:
-                        pipeline.get(key)
-                    values += pipeline.execute()
-        return values
-
-    (stored,) = _timed(
-        seconds,
-        f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline",
-        lambda _: fetched(),
-        [None],
-    )
+    fetching = f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline"
+    (stored,) = _timed(seconds, fetching, lambda keys: pipelined(port, password, keys), [keys])
     # Before each value stands when it was stored.
     values = [
         value[_TIME_BYTES:]
@@ -140,24 +108,33 @@ def bare_start(
             decoder = store_layout.decompressor(None if known is None else known.data)
             frames.append((decoder, store_layout.checked_frame(value, "bench")))
         _timed(seconds, f"{READER}: zstd", lambda one: one[0].decompress(one[1]), frames)
-        _timed(
-            seconds,
-            f"{MANIFEST}: decode its MessagePack",
-            msgspec.msgpack.decode,
-            [bundle.content.encode(), bundle.observed.encode()],
-        )
-        _place(seconds, into, kernels)
+        _place(seconds, into, kernels, [bundle.content.encode(), bundle.observed.encode()])
     return seconds
 
 
-def _place(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
-    """Look at the metadata of each kernel and write it, in this thread, and then once more
-    in many.
+def pipelined(port: str, password: str, keys: Sequence[str]) -> list[bytes]:
+    """GET values whose names are known from a Redis server."""
+    import redis
+
+    values: list[bytes] = []
+    with redis.Redis(port=int(port), username="admin", password=password, protocol=2) as client:
+        for start in range(0, len(keys), PIPELINED):
+            with client.pipeline(transaction=False) as pipeline:
+                for key in keys[start : start + PIPELINED]:
+                    pipeline.get(key)
+                values += pipeline.execute()
+    return values
+
+
+def _place(seconds: Seconds, into: str, kernels: Sequence[Any], manifest: Sequence[bytes]) -> None:
+    """Decode the manifest, look at the metadata of each kernel and write it, in this thread, and
+    then once more in many.
     """
     import msgspec
 
     from bundler.format.metadata import MetadataHead
 
+    _timed(seconds, f"{MANIFEST}: decode its MessagePack", msgspec.msgpack.decode, manifest)
     head = msgspec.json.Decoder(MetadataHead)
     metadata = [
         bytes(data)
@@ -199,7 +176,7 @@ def _sha256(data: Any) -> bytes:
 
 def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     """Hash and write each kernel by system calls, and add up the time of each of these."""
-    calls = _Calls()
+    calls = Watch()
     for temporary, key, names, contents, _, _, _, _, *group in kernels:
         for data in contents:
             _sha256(data)
@@ -216,20 +193,6 @@ def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
         os.rename(f"{into}/{temporary}", f"{into}/bare.{key}")
         calls.lap("rename")
     seconds |= {f"{WRITER}: {name}": spent for name, spent in calls.seconds.items()}
-
-
-class _Calls:
-    """Adds up the time of calls by their names."""
-
-    def __init__(self) -> None:
-        self.seconds: Seconds = {}
-        self._since = _CLOCK()
-
-    def lap(self, name: str) -> None:
-        """Give the time since the last lap a name."""
-        now = _CLOCK()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = _CLOCK()
 
 
 def _in_threads(into: str, kernels: Sequence[Any]) -> Seconds:

@@ -6,24 +6,24 @@ compiles.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tools.bench.fresh import imports
 from tools.bench.hits import hits
+from tools.bench.sides import working_folder
 from tools.bench.signature_cost import signature_cost
 from tools.shared import example_kernels, measurement
-from tools.shared.measurement import row
+from tools.shared.measurement import differences, median, row
 
 RECORDING_TARGET_US = 200.0
 
 
 def basics(rounds: int) -> dict[str, Any]:
     """Return the rows of all, and by name the seconds of each step of what has steps."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
-        found, hit = hits(Path(folder), rounds)
+    with working_folder(measurement.fast_directory()) as folder:
+        found, hit = hits(folder, rounds)
         signatures, judging = signature_cost(rounds)
         rows = [*imports(rounds), *found, recording_cost(rounds), *signatures]
     return {"rows": rows, "profile": {"store hit": hit} | ({"judging": judging} if judging else {})}
@@ -31,9 +31,10 @@ def basics(rounds: int) -> dict[str, Any]:
 
 def recording_cost(rounds: int) -> dict[str, Any]:
     """Time cache hits of Triton with and without a recording."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
-        before = os.environ.get("TRITON_CACHE_DIR")
-        os.environ["TRITON_CACHE_DIR"] = folder
+    with (
+        working_folder(measurement.fast_directory()) as folder,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(folder)),
+    ):
         import bundler
 
         kernels = example_kernels.load()
@@ -44,12 +45,7 @@ def recording_cost(rounds: int) -> dict[str, Any]:
             samples["without"].append(_timed(kernels.compile_all, targets) / count * 1e6)
             with bundler.recording():
                 samples["with"].append(_timed(kernels.compile_all, targets) / count * 1e6)
-        os.environ.pop("TRITON_CACHE_DIR")
-        if before is not None:
-            os.environ["TRITON_CACHE_DIR"] = before
-    figure = measurement.median(
-        [b - a for a, b in zip(samples["without"], samples["with"], strict=True)]
-    )
+    figure = median(differences(samples["with"], samples["without"]))
     work = "recording, added to each compile call (here: a hit)"
     return row(work, figure, "us", most=RECORDING_TARGET_US, samples=samples)
 

@@ -12,13 +12,12 @@ makes the page.  `--check` exits 1 when a target is missed, and names it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,15 @@ from tools.bench.basics import basics
 from tools.bench.fresh import FRESH_BUNDLE, first_restore
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
-from tools.bench.sides import Side, arguments, sides
+from tools.bench.sides import Side, arguments, sides, working_folder
 from tools.bench.step_profiles import fresh_steps
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
-from tools.shared.measurement import median, row, shown
+from tools.shared.measurement import median, medians, ratio_row, row, shown
 from tools.shared.processes import ROOT
 
-KERNELS, ROUNDS, BASIC_ROUNDS, MEMORY_ROUNDS = 1000, 7, 15, 3
-QUICK_KERNELS, QUICK_ROUNDS = 12, 1
-PROFILES = 3
+KERNELS, ROUNDS = (1000, 12), (7, 1)
+BASIC_ROUNDS, MEMORY_ROUNDS, PROFILES = 15, 3, 3
 CORPUS = ROOT.parent / "shared" / "corpus"
 
 # Side, job, what it is called, arguments after the cache and the folder of the round.
@@ -65,16 +63,17 @@ _CORPUS_TARGETS_MB = {"inductor-transformer-h200": (0.95, 0.26)}
 def main() -> int:
     """Measure, print a table, write the samples."""
     options = arguments(__doc__, KERNELS, ROUNDS)
-    kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    cache = cache_of(kernels, options.keep.resolve())
-    few = 2 if options.quick else None
-    missed = finish("bench-basics", basics(few or BASIC_ROUNDS), options.results)
+    kernels, rounds, keep = options.kernels, options.rounds, options.keep
+    cache = cache_of(kernels, keep)
+    few, profiled = (2, 1) if options.quick else (None, PROFILES)
+    missed = measurement.report("bench-basics", basics(few or BASIC_ROUNDS), options.results)
+    for line in missed:
+        print(f"missed: {floors.missed(line, {})}")
 
     places: dict[str, Samples] = {}
     profile: dict[str, dict[str, float]] = {}
     floor: dict[str, dict[str, float]] = {}
-    for place, parent in directories(options.keep.resolve()):
+    for place, parent in directories(keep):
         with (
             working_folder(parent) as work,
             sides(jobs.__name__, "ours", "torch", "plain") as serving,
@@ -82,8 +81,19 @@ def main() -> int:
             planted = plant(cache, work / "cache")
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
-                profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
-                floor = bare_profile(work, serving["ours"], 1 if options.quick else PROFILES)
+                profile = profiles(planted, work, serving["ours"], profiled)
+                floor = {
+                    what: stepped(
+                        serving["ours"],
+                        "bare_steps",
+                        work / "bundle",
+                        work / "out",
+                        what,
+                        into=work / "out",
+                        rounds=profiled,
+                    )
+                    for what in ("all", "launch")
+                }
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
@@ -102,22 +112,18 @@ def main() -> int:
         "floor": floor,
         "rows": rows,
     }
-    missed += finish("bench-bundle", result, options.results)
+    status = concluded("bench-bundle", result, options)
+    return status or (1 if options.check and missed else 0)
+
+
+def concluded(name: str, result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Print the rows of a result, write it, and name those that miss their target; returns the exit
+    status.
+    """
+    missed = measurement.report(name, result, options.results)
     for line in missed:
         print(f"missed: {floors.missed(line, result)}")
     return 1 if options.check and missed else 0
-
-
-def finish(name: str, result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
-    """Print the rows, write the result, and return the rows that miss their target."""
-    for line in result["rows"]:
-        verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
-        print(
-            f"{line['work']:<96} {measurement.shown(line['figure'], line['unit']):>10} "
-            f" {measurement.target(line):<18} {verdict}"
-        )
-    print(f"written to {measurement.save(name, result, directory)}")
-    return [line for line in result["rows"] if not line["ok"]]
 
 
 def directories(keep: Path) -> Iterator[tuple[str, Path]]:
@@ -130,13 +136,6 @@ def directories(keep: Path) -> Iterator[tuple[str, Path]]:
     else:
         yield "tmpfs", Path(fast)
     yield "disk", keep
-
-
-@contextmanager
-def working_folder(parent: Path | str | None) -> Iterator[Path]:
-    """Make a folder for the time of a measurement."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
-        yield Path(name)
 
 
 def plant(cache: Path, where: Path) -> Path:
@@ -164,57 +163,49 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
     return samples
 
 
+def stepped(side: Side, job: str, *given: object, into: Path, rounds: int) -> dict[str, float]:
+    """Return the seconds of each step of a job, medians; it may fill a directory."""
+    found = []
+    for _ in range(rounds):
+        found.append(side.do(job, *given))
+        shutil.rmtree(into, ignore_errors=True)
+    return medians(found)
+
+
 def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds of each step, alone: of restores of everything and of the launch set, a
     collect, a push again.
     """
-    found: dict[str, list[dict[str, float]]] = {
-        "restore": [],
-        "restore launch": [],
-        "collect": [],
-        "push": [],
+    bundle, out, store = work / "bundle", work / "out", work / "store"
+    jobs: dict[str, tuple[str, tuple[object, ...], Path]] = {
+        "restore": ("restore_steps", (bundle, out, "all"), out),
+        "restore launch": ("restore_steps", (bundle, out, "launch"), out),
+        "collect": ("collect_steps", (cache,), out),
+        "push": ("push_steps", (bundle, store), store),
     }
-    for _ in range(rounds):
-        for name, keep in (("restore", "all"), ("restore launch", "launch")):
-            found[name].append(side.do("restore_steps", work / "bundle", work / "out", keep))
-            shutil.rmtree(work / "out")
-        found["collect"].append(side.do("collect_steps", cache))
-        found["push"].append(side.do("push_steps", work / "bundle", work / "store"))
-        shutil.rmtree(work / "store")
     return {
-        name: {step: measurement.median([one[step] for one in each]) for step in each[0]}
-        for name, each in found.items()
+        name: stepped(side, job, *given, into=into, rounds=rounds)
+        for name, (job, given, into) in jobs.items()
     }
 
 
-def bare_profile(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step that no restore can leave out, of everything and of the
-    launch set, medians.
-    """
-    found: dict[str, list[dict[str, float]]] = {"all": [], "launch": []}
-    for _ in range(rounds):
-        for keep, samples in found.items():
-            samples.append(side.do("bare_steps", work / "bundle", work / "out", keep))
-            shutil.rmtree(work / "out")
-    return {
-        keep: {step: measurement.median([one[step] for one in samples]) for step in samples[0]}
-        for keep, samples in found.items()
-    }
-
-
-def corpus(work: Path) -> list[dict[str, Any]]:
-    """Return the sizes of bundles of real caches, where those are."""
+def real_caches(into: Path) -> Iterator[tuple[str, Path]]:
+    """Unpack real caches, where those are; yields the name and the directory of each."""
     archives = sorted(CORPUS.glob("*.tar.xz"))
     if not archives:
         print("skipped: the corpus of real caches is not beside this checkout", file=sys.stderr)
-    rows = []
     for archive in archives:
-        into = work / archive.name.partition(".")[0]
+        folder = into / archive.name.partition(".")[0]
         with tarfile.open(archive) as packed:
-            packed.extractall(into, filter="data")
-        (top,) = into.iterdir()
-        rows += _corpus_rows(into.name, top)
-    return rows
+            packed.extractall(folder, filter="data")
+        (top,) = folder.iterdir()
+        yield folder.name, top
+        shutil.rmtree(folder)
+
+
+def corpus(work: Path) -> list[dict[str, Any]]:
+    """Return the sizes of bundles of real caches."""
+    return [line for name, top in real_caches(work) for line in _corpus_rows(name, top)]
 
 
 def _bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any]]:
@@ -227,96 +218,63 @@ def _bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any
     return rows + _size_rows(next(iter(places.values())), kernels)
 
 
+_ALL, _FASTER = "restore everything", ": how much faster"
+_VERIFIED = f"{_ALL}, digests verified"
+_LAUNCH_FASTER = f"load and restore the launch set{_FASTER}"
+_LOOP = "bare write loop of the same files"
+_TAR = "tar and zstd -3"
+
+
 def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, Any]]:
     targets = place == "tmpfs"
 
     def seconds(*names: str) -> list[float]:
         return [sum(each) for each in zip(*(samples[name] for name in names), strict=True)]
 
-    def ratio(
-        work: str, ours: list[float], theirs: list[float], name: str, **target: float
-    ) -> dict[str, Any]:
-        # How many times longer we take, or where more is better how many times longer the peer
-        # takes.
-        over, under = (theirs, ours) if "least" in target else (ours, theirs)
-        figure = median([one / other for one, other in zip(over, under, strict=True)])
-        return row(
-            f"{place}: {work}",
-            figure,
-            "x",
-            peer=f"{name}, {shown(median(theirs) * 1e3, 'ms')}",
-            ours_ms=median(ours) * 1e3,
-            peer_ms=median(theirs) * 1e3,
-            kernels=kernels,
-            **(target if targets else {}),
-        )
-
     everything, launch = seconds("restore all: restore"), seconds("restore launch: restore")
     loaded = seconds("restore all: load", "restore all: restore")
     loaded_launch = seconds("restore launch: load", "restore launch: restore")
-    torch = seconds("torch load: unpickle", "torch load: emit")
-    saved = seconds("collect: collect", "collect: save")
+    pulled, pulled_launch = (
+        seconds(f"pull {keep}: pull and restore") for keep in ("all", "launch")
+    )
+    written, written_launch = seconds("write all: write"), seconds("write launch: write")
+    torch, tar = seconds("torch load: unpickle", "torch load: emit"), seconds("tar: tar")
+    saved, pushed = seconds("collect: collect", "collect: save"), seconds("push: push")
     torch_saved = seconds("torch save: collect", "torch save: pickle", "torch save: write")
+    unpickled = "torch's bundler unpickles and emits"
+    # What was done, our time, the peer's, the peer, and the target: at most so many times its time,
+    # or at least so many times faster.
+    table: tuple[tuple[str, list[float], list[float], str, dict[str, float]], ...] = (
+        (_VERIFIED, everything, written, _LOOP, {"most": _restore_target()}),
+        ("restore the launch set", launch, written_launch, _LOOP, {"most": 1.6}),
+        (f"load and {_ALL}{_FASTER}", loaded, torch, f"{unpickled}, unverified", {"least": 2.0}),
+        (_LAUNCH_FASTER, loaded_launch, torch, f"{unpickled} everything", {"least": 5.0}),
+        ("collect and save", saved, tar, _TAR, {"most": 2.5}),
+        ("push into an empty store in a directory", pushed, tar, _TAR, {}),
+        (f"pull and {_ALL}", pulled, written, _LOOP, {}),
+        ("pull and restore the launch set", pulled_launch, written_launch, _LOOP, {}),
+    )
+    rows = [
+        ratio_row(
+            f"{place}: {work}",
+            ours,
+            theirs,
+            peer,
+            faster="least" in target,
+            kernels=kernels,
+            **(target if targets else {}),
+        )
+        for work, ours, theirs, peer, target in table
+    ]
+    again = f"{place}: push again, when the store has everything"
+    most = _PUSH_AGAIN_TARGET_MS if targets else None
+    beside = (
+        f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed"
+    )
     return [
-        ratio(
-            "restore everything, digests verified",
-            everything,
-            seconds("write all: write"),
-            "bare write loop of the same files",
-            most=_restore_target(),
-        ),
-        ratio(
-            "restore the launch set",
-            launch,
-            seconds("write launch: write"),
-            "bare write loop of the same files",
-            most=1.6,
-        ),
-        ratio(
-            "load and restore everything: how much faster",
-            loaded,
-            torch,
-            "torch's bundler unpickles and emits, unverified",
-            least=2.0,
-        ),
-        ratio(
-            "load and restore the launch set: how much faster",
-            loaded_launch,
-            torch,
-            "torch's bundler unpickles and emits everything",
-            least=5.0,
-        ),
-        ratio("collect and save", saved, seconds("tar: tar"), "tar and zstd -3", most=2.5),
-        ratio(
-            "push into an empty store in a directory",
-            seconds("push: push"),
-            seconds("tar: tar"),
-            "tar and zstd -3",
-        ),
-        ratio(
-            "pull and restore everything",
-            seconds("pull all: pull and restore"),
-            seconds("write all: write"),
-            "bare write loop of the same files",
-        ),
-        ratio(
-            "pull and restore the launch set",
-            seconds("pull launch: pull and restore"),
-            seconds("write launch: write"),
-            "bare write loop of the same files",
-        ),
-        row(
-            f"{place}: push again, when the store has everything",
-            median(seconds("push: push again")) * 1e3,
-            "ms",
-            most=_PUSH_AGAIN_TARGET_MS if targets else None,
-        ),
-        _plain(
-            f"{place}: collect and save, beside torch's bundler, which keeps everything"
-            " uncompressed",
-            saved,
-            torch_saved,
-        ),
+        *rows,
+        row(again, median(seconds("push: push again")) * 1e3, "ms", most=most),
+        ratio_row(beside, saved, torch_saved, "collect, pickle and write"),
     ]
 
 
@@ -327,41 +285,20 @@ def _restore_target() -> float:
     return 1.1 if len(os.sched_getaffinity(0)) >= _MANY_CORES else 1.7
 
 
-def _plain(work: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    figure = median([one / other for one, other in zip(ours, theirs, strict=True)])
-    return row(
-        work,
-        figure,
-        "x",
-        peer=f"collect, pickle and write, {shown(median(theirs) * 1e3, 'ms')}",
-        ours_ms=median(ours) * 1e3,
-        peer_ms=median(theirs) * 1e3,
-    )
-
-
 def _size_rows(samples: Samples, kernels: int) -> list[dict[str, Any]]:
-    ours, pickled, tar = (
-        median(samples[f"{name}: bytes"]) for name in ("collect", "torch save", "tar")
-    )
-    torch = f"torch's pickle, {shown(pickled / 1e6, 'MB')}"
+    ours = median(samples["collect: bytes"])
+
+    def smaller(work: str, name: str, peer: str, least: float | None = None) -> dict[str, Any]:
+        theirs = median(samples[f"{name}: bytes"])
+        sizes = {"ours_bytes": ours, "peer_bytes": theirs}
+        peer = f"{peer}, {shown(theirs / 1e6, 'MB')}"
+        work = f"{work}: how many times smaller"
+        return row(work, theirs / ours, "x", least=least, peer=peer, **sizes)
+
+    what = f"bundle of {kernels:,} kernels"
     return [
-        row(
-            f"bundle of {kernels:,} kernels, {shown(ours / 1e6, 'MB')}: how many times smaller",
-            pickled / ours,
-            "x",
-            least=50.0,
-            peer=torch,
-            ours_bytes=ours,
-            peer_bytes=pickled,
-        ),
-        row(
-            f"bundle of {kernels:,} kernels: how many times smaller",
-            tar / ours,
-            "x",
-            peer=f"tar and zstd -3, {shown(tar / 1e6, 'MB')}",
-            ours_bytes=ours,
-            peer_bytes=tar,
-        ),
+        smaller(f"{what}, {shown(ours / 1e6, 'MB')}", "torch save", "torch's pickle", 50.0),
+        smaller(what, "tar", _TAR),
     ]
 
 
@@ -376,12 +313,8 @@ def _corpus_rows(name: str, cache: Path) -> list[dict[str, Any]]:
         ("everything", bundle.to_bytes, targets[0]),
         ("the launch set", bundle.select(keep="launch").to_bytes, targets[1]),
     ]
+    size = f"({len(bundle.kernels)} kernels, {shown(raw / 1e6, 'MB')} in all)"
     return [
-        row(
-            f"{name}: {what} ({len(bundle.kernels)} kernels, {shown(raw / 1e6, 'MB')} in all)",
-            len(save()) / 1e6,
-            "MB",
-            most=most,
-        )
+        row(f"{name}: {what} {size}", len(save()) / 1e6, "MB", most=most)
         for what, save, most in kinds
     ]

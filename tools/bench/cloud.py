@@ -13,29 +13,43 @@ sync` has by default, and more.  Where the program `aws` is installed, it runs t
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from tools.bench import cloud_jobs
-from tools.bench.bundle import finish, working_folder
-from tools.bench.cloud_jobs import AT_ONCE
-from tools.bench.cloud_rows import rows_of
-from tools.bench.sides import Side, arguments, sides
+from tools.bench import cloud_jobs, tables
+from tools.bench.bundle import concluded
+from tools.bench.cloud_jobs import AT_ONCE, AWS_AT_ONCE
+from tools.bench.sides import Side, arguments, sides, working_folder
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
-from tools.shared.processes import ROOT, command
+from tools.shared.measurement import median, ratio_row, shown, table
+from tools.shared.processes import listening
 
-KERNELS, ROUNDS = 300, 5
-QUICK_KERNELS, QUICK_ROUNDS = 12, 1
+KERNELS, ROUNDS = (300, 12), (5, 1)
 DELAYS_S = (0.0, 0.02)
 # It takes several seconds each time, most of them its own start and its one interpreter.
 AWS_ROUNDS = 1
+
+_AWS = "aws s3 sync"
+# How many times faster than files fetched as `aws s3 sync` does, by how late each answer comes.
+FASTER_TARGETS = {"20 ms": 10.0}
+SECTION = """`python -m tools.bench cloud`. {kernels:,} kernels, compiled by Triton for sm_90 and recorded, {files:,} files, in a bucket of a stand-in for S3 on
+this host that gives each answer so much later; everything goes into an empty directory, on {place}. {rounds} rounds, the sides in turn, each
+piece of work in a process of its own, forked from one that has done its imports. obstore {client}; load of the machine by other work
+before the run: {load_before}. The stand-in is a process of Python that answers some thousand requests a second, and takes part of the
+processors from both sides; without a delay it is what the many requests of the peer wait for.
+
+* *ours*: `open_store`, `Store.restore` by tag, `close`. Every digest is checked.
+* *gets*: obstore itself fetches and writes every file of the cache, whose names are known, so many at once, and verifies nothing.
+  `aws s3 sync` has ten at once unless it is configured otherwise, so the target is set beside ten. The other numbers show how far
+  obstore comes when it is given more, until the two processors are busy: beside the fastest of them there is no target.
+* *aws s3 sync*: the program {aws}, where it is installed, one run.
+"""
 
 Samples = dict[str, list[float]]
 
@@ -43,9 +57,8 @@ Samples = dict[str, list[float]]
 def main() -> int:
     """Measure, print a table, write the samples."""
     options = arguments(__doc__, KERNELS, ROUNDS)
-    kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    cache = cache_of(kernels, options.keep.resolve())
+    kernels, rounds = options.kernels, options.rounds
+    cache = cache_of(kernels, options.keep)
     files = [
         path.relative_to(cache).as_posix() for path in sorted(cache.rglob("*")) if path.is_file()
     ]
@@ -60,7 +73,7 @@ def main() -> int:
             f"{delay * 1000:g} ms": measure(delay, rounds, cache, work, serving)
             for delay in DELAYS_S
         }
-    result = {
+    result: dict[str, Any] = {
         "kernels": kernels,
         "rounds": rounds,
         "files": len(files),
@@ -70,27 +83,8 @@ def main() -> int:
         "aws": aws_version(),
         "delays": delays,
     }
-    missed = finish("bench-cloud", {**result, "rows": rows_of(result)}, options.results)
-    for line in missed:
-        print(
-            f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])},"
-            f" {measurement.target(line)}"
-        )
-    return 1 if options.check and missed else 0
-
-
-@contextlib.contextmanager
-def served(delay_s: float, folder: Path) -> Iterator[str]:
-    """Serve a bucket with the files of a folder, from a process of its own; yields the endpoint."""
-    line = command("tools.shared.object_server", str(delay_s), str(folder))
-    process = subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.communicate()
+    result["rows"] = rows_of(result)
+    return concluded("bench-cloud", result, options)
 
 
 def measure(
@@ -99,34 +93,26 @@ def measure(
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
     out = work / "out"
-    with served(delay_s, cache) as endpoint:
-        pushed = serving["ours"].do("push", endpoint, work / "bundle")
-        samples["push"] = [pushed["push"]]
+    server = listening("tools.shared.object_server", str(delay_s), str(cache))
+    with server as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        samples["push"] = [serving["ours"].do("push", endpoint, work / "bundle")["push"]]
+        jobs: list[tuple[str, str, str, tuple[object, ...]]] = [
+            ("ours", f"ours {keep}", "restore", (endpoint, out, keep)) for keep in ("all", "launch")
+        ]
+        names = work / "names"
+        jobs += [("plain", _gets(n), "gets", (endpoint, names, out, n)) for n in AT_ONCE]
         for number in range(rounds):
-            for side, name, job, words in (
-                *(
-                    ("ours", f"ours {keep}", "restore", (endpoint, out, keep))
-                    for keep in ("all", "launch")
-                ),
-                *(
-                    (
-                        "plain",
-                        f"gets, {count} at once",
-                        "gets",
-                        (endpoint, work / "names", out, count),
-                    )
-                    for count in AT_ONCE
-                ),
-            ):
+            again = number < AWS_ROUNDS and aws_version()
+            for side, name, job, words in [
+                *jobs,
+                *([("plain", _AWS, "aws", (endpoint, out))] if again else []),
+            ]:
                 found = serving[side].do(job, *words)
                 samples.setdefault(name, []).append(found["seconds"])
-                samples.setdefault(
-                    f"{name}: {'kernels' if side == 'ours' else 'files'}", []
-                ).append(found["count"])
-                shutil.rmtree(out)
-            if number < AWS_ROUNDS and aws_version():
-                found = serving["plain"].do("aws", endpoint, out)
-                samples.setdefault("aws s3 sync", []).append(found["seconds"])
+                if "count" in found:
+                    counted = f"{name}: {'kernels' if side == 'ours' else 'files'}"
+                    samples.setdefault(counted, []).append(found["count"])
                 shutil.rmtree(out)
     return samples
 
@@ -140,3 +126,47 @@ def aws_version() -> str:
         ["aws", "--version"], capture_output=True, text=True, check=False, env=environment
     ).stdout
     return said.partition(" ")[0]
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of every delay."""
+    rows = []
+    for delay, samples in result["delays"].items():
+        best = min(AT_ONCE, key=lambda count: median(samples[_gets(count)]))
+        for work, ours, peer, least in (
+            (
+                "everything: how much faster",
+                "ours all",
+                _gets(AWS_AT_ONCE),
+                FASTER_TARGETS.get(delay),
+            ),
+            ("everything: how much faster than the fastest number", "ours all", _gets(best), None),
+            ("the launch set: how much faster", "ours launch", _gets(AWS_AT_ONCE), None),
+            ("everything: how much faster than aws", "ours all", _AWS, None),
+        ):
+            if peer in samples:
+                # The program `aws` runs fewer times than the others.
+                mine, theirs = samples[ours][: len(samples[peer])], samples[peer]
+                name, whole = f"{delay}: restore {work}", {"ours_ms": median(samples[ours]) * 1e3}
+                rows.append(ratio_row(name, mine, theirs, peer, faster=True, least=least) | whole)
+    return rows
+
+
+def _gets(count: int) -> str:
+    return f"gets, {count} at once"
+
+
+def section(result: dict[str, Any]) -> str:
+    """Return the section of the page."""
+    delays = result["delays"]
+    names = ["push", "ours all", "ours launch", *map(_gets, AT_ONCE)]
+    steps = [
+        [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in delays.values())]
+        for name in [*names, *([_AWS] if result["aws"] else [])]
+    ]
+    parts = [
+        f"## A start from S3\n\n{SECTION.format(**{**result, 'aws': result['aws'] or '`aws`'})}",
+        tables.of_times(result["rows"], "each answer late by: work"),
+        table(["step", *delays], steps),
+    ]
+    return "\n".join(parts)

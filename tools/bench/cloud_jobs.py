@@ -113,27 +113,15 @@ def gets(endpoint: str, names: str, into: str, at_once: str) -> dict[str, float]
 def aws(endpoint: str, into: str) -> dict[str, float]:
     """Let the program `aws` fetch the files into an empty directory."""
     environment = aws_environment(endpoint)
-    line = [
-        "aws",
-        "s3",
-        "sync",
-        "--only-show-errors",
-        f"s3://{BUCKET}/",
-        into,
-        "--exclude",
-        f"{STORE}/*",
-    ]
+    line = ["aws", "s3", "sync", "--only-show-errors", f"s3://{BUCKET}/", into]
+    line += ["--exclude", f"{STORE}/*"]
     started = time.perf_counter()
     subprocess.run(line, check=True, env=environment, stdout=subprocess.DEVNULL)
     return {"seconds": time.perf_counter() - started}
 
 
 JOBS: dict[str, Callable[..., dict[str, float]]] = {
-    "record": record,
-    "push": push,
-    "restore": restore,
-    "gets": gets,
-    "aws": aws,
+    job.__name__: job for job in (record, push, restore, gets, aws)
 }
 
 if __name__ == "__main__":

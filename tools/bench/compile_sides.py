@@ -19,7 +19,7 @@ from typing import Any
 
 STARTED = time.perf_counter()
 # the imports are part of the time
-from tools.shared.kernel_variants import TARGET, variants  # noqa: E402
+from tools.shared.kernel_variants import TARGET, compile_variant, variants  # noqa: E402
 from tools.shared.processes import ROOT  # noqa: E402  # as above
 
 _SHAPES = "tools.shared.kernel_shapes"  # not imported: it imports Triton
@@ -32,7 +32,7 @@ def jobs(count: int) -> list[Any]:
     """Return the kernels as jobs of the service."""
     from bundler.compile.compile_job import Job, SourceRef
     from bundler.format.entries import Target
-    from bundler.toolchain.encoding import encode_value
+    from bundler.toolchain.keys.encoding import encode_value
 
     made = []
     for name, types, constants, options in variants(count):
@@ -66,21 +66,8 @@ def compile_number(number: int) -> float:
     """Compile one kernel with Triton itself; returns the seconds.  Torch's workers are sent this
     function by its name.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from tools.shared import kernel_shapes
-
     started = time.perf_counter()
-    name, types, constants, options = _variant(number)
-    source = ASTSource(
-        getattr(kernel_shapes, name),
-        {**types, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-        attrs={(place,): [["tt.divisibility", 16]] for place in range(len(types))},
-    )
-    triton.compile(source, target=GPUTarget(*TARGET), options=options)
+    compile_variant(*_variant(number))
     return time.perf_counter() - started
 
 
@@ -202,8 +189,8 @@ class _Shared:
 
     def __init__(self, store: str, cache_dir: str) -> None:
         from bundler import open_store
+        from bundler.compile.bundle_build import SharedCompiles
         from bundler.compile.service import CompileService
-        from bundler.compile.shared_compiles import SharedCompiles
 
         self._store = open_store(store)
         self._shared = SharedCompiles(self._store, cache_dir)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
-from tools.shared.processes import ROOT, command
+from tools.shared.processes import listening
 
 READ_BYTES = 256 * 1024
 
@@ -31,15 +30,8 @@ def delayed(port: int, seconds: float) -> Iterator[int]:
     if not seconds:
         yield port
         return
-    line = command(__name__, str(port), str(seconds))
-    process = subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-    finally:
-        process.communicate()
+    with listening(__name__, str(port), str(seconds)) as passed_on:
+        yield passed_on
 
 
 def main(port: int, seconds: float) -> None:

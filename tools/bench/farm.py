@@ -6,10 +6,11 @@ The kernels are compiled once.  After that a job takes its kernel's files in pla
 that what is measured is the way of a job and of its kernel: messages, processes, the bundle that a
 worker sends back and its restore.
 
-python -m tools.bench farm [--quick] [--engines processes,dask,mpi,ray] [--json FILE]
+python -m tools.bench farm [--quick] [--rounds N] [--engines processes,dask,mpi,ray] [--json FILE]
 
 An engine that is not installed is said and left out.  Each run is a process of its own with empty
-directories.
+directories; the local pool and the engines take turns, and the row of each is the median of its
+rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tools.shared.processes import ROOT
@@ -194,32 +196,33 @@ def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, fl
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def compare(engines: list[str], workers: tuple[int, ...], kernels: int) -> list[dict[str, Any]]:
-    """Measure each engine beside the local pool; returns a row for each."""
+def compare(
+    engines: list[str], workers: tuple[int, ...], kernels: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Measure each engine beside the local pool, in turns; returns a row for each."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="farm-built-") as folder:
         built = Path(folder)
         compile_first(kernels + FIRST * max(workers), built)
         for count in workers:
-            local = run_side("local", count, kernels, built)
-            rows.append(_row("local pool", count, local, local))
+            each_ms: dict[str, list[float]] = {name: [] for name in ("local", *engines)}
+            for _ in range(rounds):
+                for name, found in each_ms.items():
+                    figures = run_side(name, count, kernels, built)
+                    found.append(1000 * figures["whole_s"] / figures["kernels"])
             rows += [
-                _row(name, count, run_side(name, count, kernels, built), local) for name in engines
+                {
+                    "engine": "local pool" if name == "local" else name,
+                    "workers": count,
+                    "kernels": kernels,
+                    "each_ms": median(found),
+                    "more_ms": median(
+                        mine - local for mine, local in zip(found, each_ms["local"], strict=True)
+                    ),
+                }
+                for name, found in each_ms.items()
             ]
     return rows
-
-
-def _row(
-    name: str, workers: int, figures: dict[str, float], local: dict[str, float]
-) -> dict[str, Any]:
-    each_ms, local_ms = (1000 * side["whole_s"] / side["kernels"] for side in (figures, local))
-    return {
-        "engine": name,
-        "workers": workers,
-        "kernels": figures["kernels"],
-        "each_ms": each_ms,
-        "more_ms": each_ms - local_ms,
-    }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -242,6 +245,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_KERNELS} kernels on two workers"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     for name in ("--side", "--workers", "--kernels", "--folder"):
@@ -261,7 +265,7 @@ def main() -> int:
         if name not in engines:
             print(f"{name}: not installed, left out: pip install {ENGINES[name]}")
     kernels, workers = (QUICK_KERNELS, QUICK_WORKERS) if options.quick else (KERNELS, WORKERS)
-    rows = compare(engines, workers, kernels)
+    rows = compare(engines, workers, kernels, 1 if options.quick else options.rounds)
     show(rows)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

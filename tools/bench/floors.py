@@ -2,14 +2,14 @@
 """What a missed target of a restore has to be compared with: the sum of the calls that cannot be
 left out, from `bare_steps.py`.
 
-`page.py` and `remote_rows.py` show `table` below what a restore's time goes into, and `told` behind
+`page.py` and `remote.py` show `table` below what a restore's time goes into, and `told` behind
 each row whose target is missed; `bundle.py` and `remote.py` print `missed`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tools.bench.bare_steps import (
@@ -23,28 +23,17 @@ from tools.bench.bare_steps import (
     WRITER,
 )
 from tools.shared.measurement import shown, target
+from tools.shared.measurement import table as markdown
 
 # Results are kept in the order of the alphabet.
-ORDER = (
-    f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline",
-    *(
-        f"{MANIFEST}: {step}"
-        for step in ("read", "sha256 of what was read", "zstd", "decode its MessagePack")
-    ),
-    *(
-        f"{READER}: {step}"
-        for step in (
-            "read",
-            "sha256 of what was read",
-            "zstd",
-            "decode five members of each metadata file",
-        )
-    ),
-    *(
-        f"{WRITER}: {step}"
-        for step in ("sha256 of the files", "mkdir", "open", "write", "close", "rename")
-    ),
-)
+_READ = ("read", "sha256 of what was read", "zstd")
+_STEPS = {
+    SERVER: (f"connect, log in, GET everything, {PIPELINED} in a pipeline",),
+    MANIFEST: (*_READ, "decode its MessagePack"),
+    READER: (*_READ, "decode five members of each metadata file"),
+    WRITER: ("sha256 of the files", "mkdir", "open", "write", "close", "rename"),
+}
+ORDER = tuple(f"{who}: {step}" for who, steps in _STEPS.items() for step in steps)
 # Where a row was measured and what -> which floor it has, and whether what comes before the first
 # kernel counts.
 ROWS = {
@@ -66,6 +55,9 @@ how long the extension takes for that, with {threads}, and with nothing to prepa
 BELOW = """No restore is faster than {before} the writers' steps together, and the reader's steps {beside}. That is the floor in this
 table, and what it would give for each target, with the peer's time of the same run. What we take above it is shown, step by step, before:
 """
+_SERVERS_PART = "the server's part, the manifest,"
+_MANIFEST_ALONE = "the manifest, where loading counts,"
+_DIVIDED = "divided by {cores} processors, all of which the writers use"
 
 
 def floor(steps: Mapping[str, float], cores: int, *, whole: bool) -> float:
@@ -74,11 +66,8 @@ def floor(steps: Mapping[str, float], cores: int, *, whole: bool) -> float:
     """
     reader = _sum(steps, READER)
     # Where the writers use all processors, the reader takes its time from them.
-    both = (
-        max(reader, steps[IN_THREADS])
-        if cores > MOST_WRITERS
-        else steps[IN_THREADS] + reader / cores
-    )
+    writers = steps[IN_THREADS]
+    both = max(reader, writers) if cores > MOST_WRITERS else writers + reader / cores
     return both + (_sum(steps, MANIFEST) + _sum(steps, SERVER) if whole else 0.0)
 
 
@@ -118,52 +107,32 @@ def table(result: Mapping[str, Any], title: str) -> str:
     columns, cores = result["floor"], result["machine"]["cores"]
     names = [name for name in ORDER if name in columns["all"]]
     count = int(columns["all"][THREADS])
-    sums = [shown(sum(steps[name] for name in names) * 1e3, "ms") for steps in columns.values()]
-    rows = [
-        [name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names
+
+    def line(name: str, spent: Iterable[float], form: str = "{}") -> list[str]:
+        return [form.format(each) for each in (name, *(shown(one * 1e3, "ms") for one in spent))]
+
+    rows = [line(name, (steps[name] for steps in columns.values())) for name in names]
+    sums = (sum(steps[name] for name in names) for steps in columns.values())
+    rows.append(line("sum, in one thread", sums, "**{}**"))
+    rows.append(line(IN_THREADS, (steps[IN_THREADS] for steps in columns.values())))
+    lowest = []
+    for one in result["rows"]:
+        if _place_of(one) in ROWS:
+            least, figure = _floor_of(one, result)
+            times = [shown(spent, "ms") for spent in (one["ours_ms"], least * 1e3)]
+            factors = [shown(factor, "x") for factor in (one["figure"], figure)]
+            lowest.append([one["work"], *times, *factors, target(one)])
+    before = _SERVERS_PART if names[0].startswith(SERVER) else _MANIFEST_ALONE
+    beside = "beside them" if cores > MOST_WRITERS else _DIVIDED.format(cores=cores)
+    parts = [
+        INTRODUCTION.format(title=title, threads=f"{count} threads" if count > 1 else "one"),
+        markdown(
+            ["step", *({"all": "everything", "launch": "launch set"}[k] for k in columns)], rows
+        ),
+        BELOW.format(before=before, beside=beside),
+        markdown(["work", "ours", "floor", "ratio", "ratio at the floor", "target"], lowest),
     ]
-    rows += [
-        ["**sum, in one thread**", *(f"**{each}**" for each in sums)],
-        [IN_THREADS, *(shown(steps[IN_THREADS] * 1e3, "ms") for steps in columns.values())],
-    ]
-    floors = []
-    for line in result["rows"]:
-        if _place_of(line) in ROWS:
-            lowest, figure = _floor_of(line, result)
-            floors.append(
-                [
-                    line["work"],
-                    shown(line["ours_ms"], "ms"),
-                    shown(lowest * 1e3, "ms"),
-                    shown(line["figure"], "x"),
-                    shown(figure, "x"),
-                    target(line),
-                ]
-            )
-    before = (
-        "the server's part, the manifest,"
-        if names[0].startswith(SERVER)
-        else "the manifest, where loading counts,"
-    )
-    beside = (
-        "beside them"
-        if cores > MOST_WRITERS
-        else f"divided by {cores} processors, all of which the writers use"
-    )
-    return "\n".join(
-        [
-            INTRODUCTION.format(title=title, threads=f"{count} threads" if count > 1 else "one"),
-            _table(
-                [
-                    "step",
-                    *({"all": "everything", "launch": "launch set"}[keep] for keep in columns),
-                ],
-                rows,
-            ),
-            BELOW.format(before=before, beside=beside),
-            _table(["work", "ours", "floor", "ratio", "ratio at the floor", "target"], floors),
-        ]
-    )
+    return "\n".join(parts)
 
 
 def _place_of(line: Mapping[str, Any]) -> tuple[str, str]:
@@ -180,8 +149,3 @@ def _floor_of(line: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[float
 
 def _misses(line: Mapping[str, Any], figure: float) -> bool:
     return bool(figure > line["most"] if line["least"] is None else figure < line["least"])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

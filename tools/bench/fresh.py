@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
-from tools.shared.measurement import row
+from tools.shared.measurement import differences, median, row
 from tools.shared.processes import output, python_path
 
 IMPORT_TARGET_MS = 60.0
@@ -46,15 +45,12 @@ def imports(rounds: int) -> list[dict[str, Any]]:
     """Return what importing us costs, and what importing the plug-in costs a process that has
     Triton.
     """
-    work = "import of the cache manager, added to import triton"
+    ours, manager = (_BARE, "import bundler"), (_TRITON, f"{_TRITON}\n{_PLUGIN}")
+    started = "import bundler, added to interpreter start"
+    added = "import of the cache manager, added to import triton"
     return [
-        _row(
-            "import bundler, added to interpreter start",
-            IMPORT_TARGET_MS,
-            (_BARE, "import bundler"),
-            rounds,
-        ),
-        _row(work, PLUGIN_TARGET_MS, (_TRITON, f"{_TRITON}\n{_PLUGIN}"), rounds),
+        _row(started, IMPORT_TARGET_MS, ours, rounds),
+        _row(added, PLUGIN_TARGET_MS, manager, rounds),
     ]
 
 
@@ -63,10 +59,8 @@ def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[st
     number = min(KERNELS, kernels)
     bundle, into = work / FRESH_BUNDLE, work / "fresh"
     output(__name__, "make", str(cache), str(bundle), str(number), environment={})
-    name = (
-        f"fresh process: import, load, restore the launch set of {number} kernels (above a bare"
-        " interpreter)"
-    )
+    done = f"import, load, restore the launch set of {number} kernels"
+    name = f"fresh process: {done} (above a bare interpreter)"
     # A target for another number of kernels would mean nothing.
     most = RESTORE_TARGET_MS if number == KERNELS else None
     return _row(name, most, (_BARE, _RESTORE), rounds, (str(bundle), str(into), str(number)))
@@ -77,23 +71,19 @@ def _row(
     most: float | None,
     pair: tuple[str, str],
     rounds: int,
-    arguments: tuple[str, ...] = (),
+    given: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     samples: dict[str, list[float]] = {"without": [], "with": []}
     with child_environment() as environment:
         for number in range(rounds + 1):
             for times, code in zip(samples.values(), pair, strict=True):
-                for made in arguments[1:2]:
+                for made in given[1:2]:
                     shutil.rmtree(made, ignore_errors=True)
                 started = time.perf_counter()
-                subprocess.run(
-                    [sys.executable, "-c", code, *arguments], env=environment, check=True
-                )
+                subprocess.run([sys.executable, "-c", code, *given], env=environment, check=True)
                 if number:  # the first pair fills the bytecode cache
                     times.append((time.perf_counter() - started) * 1e3)
-    figure = measurement.median(
-        [b - a for a, b in zip(samples["without"], samples["with"], strict=True)]
-    )
+    figure = median(differences(samples["with"], samples["without"]))
     return row(work, figure, "ms", most=most, samples=samples)
 
 

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.shared import example_kernels, measurement
-from tools.shared.measurement import row
-from tools.shared.processes import output
+from tools.shared import example_kernels
+from tools.shared.measurement import differences, median, medians, row
+from tools.shared.processes import answer
 
 TARGET = "cuda:90"
 # Where kernels are, what the row is called, and its target in microseconds.
@@ -68,13 +68,12 @@ STEPS: dict[str, tuple[str, ...]] = {
 def hits(work: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Return the rows, and the seconds of each step of a hit in the store."""
     environment = {"XDG_CACHE_HOME": str(work / "xdg"), "PYTHONWARNINGS": "ignore"}
-    answer = output(__name__, str(work), str(rounds), environment=environment)
-    found, steps = json.loads(answer.splitlines()[-1])
+    found, steps = answer(__name__, str(work), str(rounds), environment=environment)
     rows = []
     for place, name, most in PLACES:
         samples = found[place]
-        ours = [whole - bare for whole, bare in zip(samples["whole"], samples["bare"], strict=True)]
-        rows.append(row(name, measurement.median(ours), "us", most=most, samples=samples))
+        ours = differences(samples["whole"], samples["bare"])
+        rows.append(row(name, median(ours), "us", most=most, samples=samples))
     return rows, steps
 
 
@@ -89,23 +88,24 @@ def measure(folder: str, rounds: int) -> tuple[dict[str, Samples], dict[str, flo
     caller.compile_all(f"{folder}/alone")
     with bundler.session(store, "tag"):
         caller.compile_all(f"{folder}/first")
+
+    def calls(name: str, bare: Any = None) -> Samples:
+        """Each round of `_write` has a directory of its own."""
+        folders = [f"{folder}/{name}{number if bare else ''}" for number in range(rounds)]
+        found = [sample for each in folders for sample in caller.compile_all(each, bare)]
+        return dict(zip(("whole", "bare"), map(list, zip(*found, strict=True)), strict=True))
+
     # Triton's own manager, for what is in its directory.
-    own = [caller.compile_all(f"{folder}/alone", _none) for _ in range(rounds)]
-    found: dict[str, Samples] = {}
+    own, found = calls("alone")["whole"], dict[str, Samples]()
     with bundler.session(store, "tag", push=None):
-        there = [caller.compile_all(f"{folder}/first", _none) for _ in range(rounds)]
-        found["triton"] = {"whole": _times(there), "bare": _times(own)}
-        placed = [caller.compile_all(f"{folder}/tag{number}", _write) for number in range(rounds)]
-        found["tag"] = {"whole": _times(placed), "bare": _bares(placed)}
+        found["triton"] = {"whole": calls("first")["whole"], "bare": own}
+        found["tag"] = calls("tag", _write)
     with bundler.session(store, push=None):
-        fetched = [
-            caller.compile_all(f"{folder}/store{number}", _write) for number in range(rounds)
-        ]
-        found["store"] = {"whole": _times(fetched), "bare": _bares(fetched)}
+        found["store"] = calls("store", _write)
         clocks = HitSteps()
         with clocks.running():
             for number in range(rounds):
-                caller.compile_all(f"{folder}/steps{number}", _none, clocks.hit)
+                caller.compile_all(f"{folder}/steps{number}", hit=clocks.hit)
     return found, seconds_of(clocks.samples, found["store"]["bare"])
 
 
@@ -181,14 +181,6 @@ def _write(group: dict[str, str] | None) -> float:
     return (time.perf_counter_ns() - started) / 1e3
 
 
-def _times(rounds: list[list[Sample]]) -> list[float]:
-    return [whole for samples in rounds for whole, _ in samples]
-
-
-def _bares(rounds: list[list[Sample]]) -> list[float]:
-    return [bare for samples in rounds for _, bare in samples]
-
-
 class HitSteps:
     """Clocks around the functions of `STEPS`, for one thread; each sample is of one hit."""
 
@@ -243,8 +235,8 @@ def seconds_of(samples: Sequence[dict[str, float]], bare_us: Sequence[float]) ->
     """Return the seconds of each step, medians, and of the write loop beside them, which is taken
     away.
     """
-    found = {step: measurement.median([one[step] for one in samples]) / 1e6 for step in samples[0]}
-    return {**found, BARE: -measurement.median(bare_us) / 1e6}
+    found = {step: taken / 1e6 for step, taken in medians(samples).items()}
+    return {**found, BARE: -median(bare_us) / 1e6}
 
 
 if __name__ == "__main__":

@@ -21,10 +21,15 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.bench import sides
 from tools.bench.bare_steps import bare_steps
+from tools.bench.sides import Watch
 from tools.bench.step_profiles import push_steps
+
+if TYPE_CHECKING:
+    from bundler import Bundle, Store
 
 TAR_LEVEL = 3
 # As a restore writes them together, more or less.
@@ -41,21 +46,6 @@ def serve(side: str) -> None:
     elif side == "torch":
         import torch._inductor.triton_bundler  # noqa: F401
     sides.answer(JOBS)
-
-
-class Watch:
-    """Times one step after the other; steps of one name are added up."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock = clock
-        self._since = clock()
-
-    def lap(self, name: str) -> None:
-        """Give the time since the last lap a name."""
-        now = self._clock()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = self._clock()
 
 
 def collect(cache: str, file: str) -> dict[str, float]:
@@ -86,14 +76,17 @@ def push(file: str, into: str) -> dict[str, float]:
     """Push a bundle into an empty store in a directory, and once more."""
     import bundler
 
-    watch = Watch()
     with bundler.Bundle.load(file) as bundle, bundler.open_store(f"file://{into}") as store:
-        watch.lap("")
-        first = store.push(bundle, tag="bench")
-        watch.lap("push")
-        store.push(bundle, tag="bench")
-        watch.lap("push again")
-    del watch.seconds[""]
+        return pushed_twice(store, bundle, "bench")
+
+
+def pushed_twice(store: Store, bundle: Bundle, tag: str) -> dict[str, float]:
+    """Push a bundle into an empty store, and once more."""
+    watch = Watch()
+    first = store.push(bundle, tag)
+    watch.lap("push")
+    store.push(bundle, tag)
+    watch.lap("push again")
     return {**watch.seconds, "bytes": first.bytes_sent}
 
 
@@ -152,18 +145,14 @@ def write_loop(cache: str, into: str, keep: str) -> dict[str, float]:
     os.makedirs(into)
     watch = Watch()
     for key, files in kernels.items():
-        folder = f"{into}/{key}"
-        os.mkdir(folder)
+        os.mkdir(f"{into}/{key}")
         for name, data in files.items():
-            fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            fd = os.open(f"{into}/{key}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.write(fd, data)
             os.close(fd)
     watch.lap("write")
-    return {
-        **watch.seconds,
-        "bytes": sum(len(data) for files in kernels.values() for data in files.values()),
-        "files": sum(map(len, kernels.values())),
-    }
+    size = sum(len(data) for files in kernels.values() for data in files.values())
+    return {**watch.seconds, "bytes": size, "files": sum(map(len, kernels.values()))}
 
 
 def tar_zstd(cache: str, file: str) -> dict[str, float]:
@@ -267,11 +256,12 @@ def collect_steps(cache: str) -> dict[str, float]:
     }
     watch.lap("hash: sha256 of every file")
     found = [read_kernel(os.path.join(cache, key)) for key in kernels]
-    watch.lap("check: complete, unchanged meanwhile, from one compile (reads again)")
-    watch.seconds["check: complete, unchanged meanwhile, from one compile"] = (
-        watch.seconds.pop("check: complete, unchanged meanwhile, from one compile (reads again)")
-        - watch.seconds["read: open, read and close every file"]
+    checking, reading = (
+        "check: complete, unchanged meanwhile, from one compile",
+        next(iter(watch.seconds)),
     )
+    watch.lap(checking)
+    watch.seconds[checking] -= watch.seconds[reading]  # it reads again
     builder, seen = Builder(cache), Observation(layouts=("triton",))
     watch.lap("")
     for one in found:
@@ -282,23 +272,12 @@ def collect_steps(cache: str) -> dict[str, float]:
     watch.lap("")
     bundle.to_bytes()
     watch.lap("compress: frames in threads, manifest")
-    return {name: value for name, value in watch.seconds.items() if name}
+    return watch.seconds
 
 
-JOBS: dict[str, Callable[..., dict[str, float]]] = {
-    "collect": collect,
-    "restore": restore,
-    "push": push,
-    "pull": pull,
-    "torch_collect": torch_collect,
-    "torch_restore": torch_restore,
-    "write_loop": write_loop,
-    "tar_zstd": tar_zstd,
-    "restore_steps": restore_steps,
-    "bare_steps": bare_steps,
-    "collect_steps": collect_steps,
-    "push_steps": push_steps,
-}
+_PLAIN = (collect, restore, push, pull, torch_collect, torch_restore, write_loop, tar_zstd)
+_STEPS = (restore_steps, bare_steps, collect_steps, push_steps)
+JOBS: dict[str, Callable[..., dict[str, float]]] = {job.__name__: job for job in (*_PLAIN, *_STEPS)}
 
 if __name__ == "__main__":
     serve(sys.argv[1])

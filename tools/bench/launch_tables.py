@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.shared.measurement import median
+from tools.shared.measurement import differences, median, medians, table
 
 # The columns of the table of phases: name in the result -> heading.
 PATHS = {"bare": "bare loop", "compiled": "ours, compiled", "ctypes": "ours, pure Python"}
@@ -29,12 +29,8 @@ def tables(result: dict[str, Any]) -> str:
     left out.
     """
     figures = result.get("figures", {})
-    return "".join(
-        [
-            _phases(figures["first"]["phases_us"]) if "first" in figures else "",
-            _steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "",
-        ]
-    )
+    first = _phases(figures["first"]["phases_us"]) if "first" in figures else ""
+    return first + (_steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "")
 
 
 def why(row: dict[str, Any], result: dict[str, Any]) -> str:
@@ -42,7 +38,7 @@ def why(row: dict[str, Any], result: dict[str, Any]) -> str:
     figures = result.get("figures", {})
     if row["check"].startswith(FIRST) and "first" in figures:
         path = "compiled" if "compiled" in row["check"] else "ctypes"
-        return _in_words("Microseconds a kernel", _medians(figures["first"]["phases_us"][path]))
+        return _in_words("Microseconds a kernel", medians(figures["first"]["phases_us"][path]))
     for way, words in WAYS.items():
         if words in row["check"] and "steps_ns" in figures.get("cost", {}):
             above = _above_the_loop(figures["cost"], words)
@@ -53,7 +49,7 @@ def why(row: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _phases(phases: dict[str, list[dict[str, float]]]) -> str:
-    found = {path: _medians(runs) for path, runs in phases.items()}
+    found = {path: medians(runs) for path, runs in phases.items()}
     # The bare loop's phases are calls of the driver, but for reading.
     found["bare"] = {
         f"driver: {name}" if name.startswith("cu") else name: spent
@@ -68,7 +64,7 @@ def _phases(phases: dict[str, list[dict[str, float]]]) -> str:
     return (
         "\n### What first launches go into\n\nMicroseconds a kernel, by phase, under clocks, which"
         " cost some themselves. The calls of the driver are the floor of any first launch; ours"
-        " makes cuLaunchKernel within `launch`.\n\n" + _table(["phase", *PATHS.values()], rows)
+        " makes cuLaunchKernel within `launch`.\n\n" + table(["phase", *PATHS.values()], rows)
     )
 
 
@@ -86,7 +82,7 @@ def _steps(cost: dict[str, Any]) -> str:
             ["**all, above the C loop**", f"**{above:.0f}**"],
             ["C loop around cuLaunchKernel", f"{median(cost['samples_us'][LIMIT]) * 1e3:.0f}"],
         ]
-        text += f"\n{words}:\n\n" + _table(["step", "ns"], rows)
+        text += f"\n{words}:\n\n" + table(["step", "ns"], rows)
     before = ", ".join(
         f"{step}: {spent:.0f} ns" for step, spent in cost["steps_ns"]["before"].items()
     )
@@ -94,12 +90,8 @@ def _steps(cost: dict[str, Any]) -> str:
 
 
 def _above_the_loop(cost: dict[str, Any], words: str) -> float:
-    pairs = zip(cost["samples_us"][words], cost["samples_us"][LIMIT], strict=True)
-    return median([(taken - limit) * 1e3 for taken, limit in pairs])
-
-
-def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    return {phase: median([run[phase] for run in runs]) for phase in runs[0]}
+    samples = cost["samples_us"]
+    return median(differences(samples[words], samples[LIMIT])) * 1e3
 
 
 def _in_words(head: str, spent: dict[str, float]) -> str:
@@ -108,8 +100,3 @@ def _in_words(head: str, spent: dict[str, float]) -> str:
 
 def _shown(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.1f}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -9,21 +9,16 @@ Each runs in an interpreter of its own: the peak of a process never goes down ag
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import shutil
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from tools.shared import measurement
-from tools.shared.measurement import row
-from tools.shared.processes import output
+from tools.shared import kernel_copies
+from tools.shared.measurement import median, ratios, row
+from tools.shared.processes import answer, output
 
 if TYPE_CHECKING:
     from bundler import Bundle
@@ -39,98 +34,46 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
     """Return the rows: peaks, how flat they are, and how linear the time is."""
     samples: dict[int, list[dict[str, float]]] = {times: [] for times in TIMES}
     for times in TIMES:
-        output(
-            __name__, "make", str(cache), str(work / f"{times}.tbundle"), str(times), environment={}
-        )
+        made = str(work / f"{times}.tbundle")
+        output(__name__, "make", str(cache), made, str(times), environment={})
     for _ in range(rounds):
         for times, found in samples.items():
-            answer = output(
-                __name__,
-                "measure",
-                str(work / f"{times}.tbundle"),
-                str(work / "out"),
-                environment={},
-            )
-            found.append(json.loads(answer))
+            words = (str(work / f"{times}.tbundle"), str(work / "out"))
+            found.append(answer(__name__, "measure", *words, environment={}))
             shutil.rmtree(work / "out")
-    rows = [_peak_row(found) for found in samples.values()]
-    peaks, seconds = (
-        [[s[name] for s in samples[times]] for times in TIMES] for name in ("peak_bytes", "seconds")
-    )
-    ratios = [
-        [many / few for few, many in zip(each[0], each[-1], strict=True)]
-        for each in (peaks, seconds)
-    ]
-    work_of = f"restore {TIMES[-1]} times the kernels: "
+    many = TIMES[-1]
+    grown = {
+        name: ratios((s[name] for s in samples[many]), (s[name] for s in samples[TIMES[0]]))
+        for name in ("peak_bytes", "seconds")
+    }
+    peaks, each = grown["peak_bytes"], [ratio / many for ratio in grown["seconds"]]
+    name = f"restore {many} times the kernels"
     return [
-        *rows,
-        row(
-            work_of + "peak memory",
-            measurement.median(ratios[0]),
-            "x",
-            most=FLAT_TARGET,
-            samples=ratios[0],
-        ),
-        row(
-            work_of + "time of each",
-            measurement.median(ratios[1]) / TIMES[-1],
-            "x",
-            most=LINEAR_TARGET,
-            samples=[ratio / TIMES[-1] for ratio in ratios[1]],
-        ),
+        *map(_peak_row, samples.values()),
+        row(f"{name}: peak memory", median(peaks), "x", most=FLAT_TARGET, samples=peaks),
+        row(f"{name}: time of each", median(each), "x", most=LINEAR_TARGET, samples=each),
     ]
 
 
 def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
     kernels, size = int(found[0]["kernels"]), found[0]["bytes"]
-    peak = measurement.median([sample["peak_bytes"] for sample in found]) / 1e6
-    work = (
-        f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB: peak memory above a bare interpreter"
-    )
+    peak = median(sample["peak_bytes"] for sample in found) / 1e6
+    what = f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB"
+    work = f"{what}: peak memory above a bare interpreter"
     return row(work, peak, "MB", most=PEAK_TARGET_MB, samples=found)
 
 
 def multiply(one: Bundle, file: str, copies: int) -> None:
-    """Save a bundle of every kernel, and of further copies under keys of their own whose files all
-    differ.
-    """
-    from bundler import Bundle
-    from bundler.format.bundle import MemoryBlobs
-    from bundler.format.digest import digest_text, sha256
-    from bundler.format.manifest import Content, Observed
+    """Save a bundle of so many different copies of every kernel, the first of which is itself."""
+    from bundler.format.digest import sha256
 
-    kernels, blobs = [], {}
-    for number in range(copies):
-        for kernel in one.kernels:
-            hashed = _hash_of(kernel.key, number)
-            artifacts = []
-            for artifact in kernel.artifacts:
-                data = one.read(artifact)
-                if number:
-                    # Of the same length, so that what the bundle knows of the file stays true; JSON
-                    # may end in spaces.
-                    data = data.replace(
-                        _hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode()
-                    )
-                    data += (
-                        b" " * number
-                        if artifact.kind == "json"
-                        else f"\n// copy {number}\n".encode()
-                    )
-                blobs[sha256(data)] = data
-                artifacts.append(
-                    msgspec.structs.replace(
-                        artifact, digest=digest_text(sha256(data)), size=len(data)
-                    )
-                )
-            key = base64.b32encode(hashed).decode().rstrip("=")
-            kernels.append(replace(kernel, key=key, artifacts=tuple(artifacts)))
-    Bundle(Content.of(kernels), Observed(), MemoryBlobs(blobs)).save(file)
-
-
-def _hash_of(key: str, number: int) -> bytes:
-    own = base64.b32decode(key + "=" * (-len(key) % 8))
-    return hashlib.sha256(own + bytes([number])).digest() if number else own
+    blobs = {sha256(data): data for data in (one.read(a) for k in one.kernels for a in k.artifacts)}
+    more = [
+        kernel_copies.copy_of(one, kernel, number, blobs)
+        for number in range(1, copies)
+        for kernel in one.kernels
+    ]
+    kernel_copies.save([*one.kernels, *more], blobs, file)
 
 
 def measure(file: str, into: str) -> None:

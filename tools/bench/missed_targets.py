@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, NamedTuple
 
-from tools.bench import floors, launch_tables, memory_parts
+from tools.bench import floors, launch_tables, scale
 from tools.shared.measurement import shown, target
 
 
@@ -122,7 +122,7 @@ def not_reached(name: str, result: dict[str, Any]) -> list[str]:
         bound = line["most"] if line["most"] is not None else line["least"]
         off = abs(line["figure"] / bound - 1) * 100
         figure = f"{shown(line['figure'], line['unit'])}, {target(line)}: {off:.0f} % off."
-        more = memory_parts.told(line, result) + floors.told(line, result)
+        more = scale.told(line, result) + floors.told(line, result)
         lines.append(f"**{line['work']}**: {figure}{_why(name, line, result)}{more}")
     return lines
 

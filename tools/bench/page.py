@@ -10,21 +10,22 @@ them.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import cloud_rows, floors, launch_tables, remote_rows, scale
+from tools.bench import cloud, floors, launch_tables, remote, scale, tables
 from tools.bench.missed_targets import not_reached
-from tools.bench.step_profiles import profile_table as _profile
-from tools.clients import table
+from tools.bench.tables import of_steps
+from tools.clients import table as clients_table
 from tools.codegen import bench_rows, mission, random_graphs
-from tools.shared import measurement
-from tools.shared.measurement import median, shown, target
+from tools.shared import measurement, programs
+from tools.shared.measurement import median, shown, table, verdict
 from tools.shared.processes import ROOT
 
+Result = dict[str, Any]
+Section = Callable[[Result], str]
 PAGE = ROOT / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks
 
@@ -58,6 +59,15 @@ itself, with the config that Inductor chose. A time is the median of 25 pairs ta
 up to 200 launches; of the host, 100 calls. A module's figure is the geometric mean over its kernels. Random numbers are compared with
 Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
 """
+MANY_CORES = """The same program on a machine with {machine[cores]} cores; {rounds} rounds.
+"""
+SIZES = """At the default level. The launch set is what a hit needs. The real caches are those of the corpus.
+"""
+MEMORY = """Peak of a process that does nothing but restore, above an interpreter that has imported nothing.
+"""
+STAGES = """Where the workers' time goes, all {kernels} kernels together, by stage of Triton's compiler:
+"""
+SIDES = ("GPU", "host")
 STEPS = {
     "restore": (
         "A restore of everything, step by step, each alone and in one thread. The reader is one"
@@ -88,21 +98,12 @@ BASICS = {
 
 def main() -> int:
     """Write or check the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        check=(False, "write nothing; exit 1 when the page is stale"),
+        results=(measurement.RESULTS, "where the results are"),
+        page=(PAGE, "the page"),
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when the page is stale"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=measurement.RESULTS,
-        metavar="DIR",
-        help="where the results are",
-    )
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page")
-    options = parser.parse_args()
     text = page(options.results)
     if not options.check:
         options.page.write_text(text)
@@ -124,28 +125,22 @@ def page(results: Path) -> str:
             parts.append(f"{section(result)}\n{_provenance(result, path)}\n")
             where = f"{result['machine']['cores']} cores: " if name.endswith("-cores") else ""
             missed += [f"- {where}{line}" for line in not_reached(name, result)]
-    parts.append(
-        "## Not reached\n\n"
-        + ("\n".join(missed) if missed else "Every target above is reached.")
-        + "\n"
-    )
+    told = "\n".join(missed) or "Every target above is reached."
+    return "\n".join([*parts, f"## Not reached\n\n{told}\n"])
+
+
+def basics(result: Result) -> str:
+    """Cost of importing and recording."""
+    steps = result.get("profile", {})
+    parts = [
+        "## What it costs to have us\n\n`make bench`\n",
+        tables.of_rows(result["rows"], work="work", figure="figure", target="target"),
+        *(of_steps(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
+    ]
     return "\n".join(parts)
 
 
-def basics(result: dict[str, Any]) -> str:
-    """Cost of importing and recording."""
-    rows = [[line["work"], _verdict(line), target(line)] for line in result["rows"]]
-    steps = result.get("profile", {})
-    return "\n".join(
-        [
-            "## What it costs to have us\n\n`make bench`\n",
-            _table(["work", "figure", "target"], rows),
-            *(_profile(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
-        ]
-    )
-
-
-def bundle(result: dict[str, Any]) -> str:
+def bundle(result: Result) -> str:
     """Bundles against peers, sizes, memory, and what the time goes into."""
     rows = result["rows"]
     timed = [line for line in rows if "peer_ms" in line]
@@ -156,200 +151,104 @@ def bundle(result: dict[str, Any]) -> str:
     ]
     alone = [line for line in rows if line["unit"] == "ms" and line not in timed]
     used = [line for line in rows if line not in timed and line not in sizes and line not in alone]
-    return "\n".join(
-        [
-            "## Bundle against peers",
-            "",
-            BUNDLE.format(**result),
-            _table(
-                ["work", "ours", "peer", "ratio", "target"],
-                [
-                    [
-                        line["work"],
-                        shown(line["ours_ms"], "ms"),
-                        line["peer"],
-                        _verdict(line),
-                        target(line),
-                    ]
-                    for line in timed
-                ],
-            ),
-            _table(
-                ["work", "figure", "target"],
-                [[line["work"], _verdict(line), target(line)] for line in alone],
-            ),
-            *(_steps(place, samples) for place, samples in result["places"].items()),
-            "### What the time goes into",
-            "",
-            *(
-                _profile(STEPS[name], result["profile"][name])
-                for name in STEPS
-                if name in result["profile"]
-            ),
-            floors.table(result, "What no restore can leave out"),
-            "## Sizes",
-            "",
-            (
-                "At the default level. The launch set is what a hit needs. The real caches are those of"
-                " the corpus."
-            ),
-            "",
-            _table(
-                ["what", "figure", "peer", "target"],
-                [[line["work"], _verdict(line), line["peer"], target(line)] for line in sizes],
-            ),
-            "## Memory",
-            "",
-            (
-                "Peak of a process that does nothing but restore, above an interpreter that has"
-                " imported nothing."
-            ),
-            "",
-            _table(
-                ["what", "figure", "target"],
-                [[line["work"], _verdict(line), target(line)] for line in used],
-            ),
-        ]
-    )
+    parts = [
+        f"## Bundle against peers\n\n{BUNDLE.format(**result)}",
+        tables.of_times(timed),
+        tables.of_rows(alone, work="work", figure="figure", target="target"),
+        *(_steps(place, samples) for place, samples in result["places"].items()),
+        "### What the time goes into\n",
+        *_profiles(result),
+        f"## Sizes\n\n{SIZES}",
+        tables.of_rows(sizes, work="what", figure="figure", peer="peer", target="target"),
+        f"## Memory\n\n{MEMORY}",
+        tables.of_rows(used, work="what", figure="figure", target="target"),
+    ]
+    return "\n".join(parts)
 
 
-def bundle_many_cores(result: dict[str, Any]) -> str:
+def bundle_many_cores(result: Result) -> str:
     """The same work where there are many cores: the table beside peers alone."""
-    timed = [line for line in result["rows"] if "peer_ms" in line]
-    return "\n".join(
-        [
-            "## Bundle against peers, on many cores",
-            "",
-            (
-                f"The same program on a machine with {result['machine']['cores']} cores;"
-                f" {result['rounds']} rounds."
-            ),
-            "",
-            _table(
-                ["work", "ours", "peer", "ratio", "target"],
-                [
-                    [
-                        line["work"],
-                        shown(line["ours_ms"], "ms"),
-                        line["peer"],
-                        _verdict(line),
-                        target(line),
-                    ]
-                    for line in timed
-                ],
-            ),
-            *(
-                _profile(STEPS[name], result["profile"][name])
-                for name in STEPS
-                if name in result["profile"]
-            ),
-            floors.table(result, "What no restore can leave out"),
-        ]
-    )
+    parts = [
+        f"## Bundle against peers, on many cores\n\n{MANY_CORES.format(**result)}",
+        tables.of_times([line for line in result["rows"] if "peer_ms" in line]),
+        *_profiles(result),
+    ]
+    return "\n".join(parts)
 
 
-def compiles(result: dict[str, Any]) -> str:
+def _profiles(result: Result) -> list[str]:
+    found = result["profile"]
+    told = [of_steps(heading, found[name]) for name, heading in STEPS.items() if name in found]
+    return [*told, floors.table(result, "What no restore can leave out")]
+
+
+def compiles(result: Result) -> str:
     """The compile service beside serial Triton and torch's pool, and what the compiler's time goes
     into.
     """
-    rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
     stages = [[stage, shown(seconds, "s")] for stage, seconds in result["stages"].items()]
-    return "\n".join(
-        [
-            "## Compile service",
-            "",
-            COMPILES.format(**result),
-            _table(["work", "figure", "peer", "target"], rows),
-            (
-                f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of"
-                " Triton's compiler:"
-            ),
-            "",
-            _table(["stage", "time"], stages),
-        ]
+    parts = [
+        f"## Compile service\n\n{COMPILES.format(**result)}",
+        tables.of_rows(result["rows"], work="work", figure="figure", peer="peer", target="target"),
+        STAGES.format(**result),
+        table(["stage", "time"], stages),
+    ]
+    return "\n".join(parts)
+
+
+def gpu_check(result: Result) -> str:
+    """Rows of the check on a machine with a GPU."""
+    return _checks("On a GPU", "check")(result) + launch_tables.tables(result)
+
+
+def _checks(title: str, name: str) -> Section:
+    """Return what writes the section of a program of `tools.gpu` whose rows are checks."""
+    return lambda result: (
+        f"## {title}\n\n`python -m tools.gpu {name}`\n\n{tables.of_checks(result)}"
     )
 
 
-def gpu_check(result: dict[str, Any]) -> str:
-    """Rows of the check on a machine with a GPU."""
-    rows = [
-        [row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]
-    ]
-    head = "## On a GPU\n\n`python -m tools.gpu check`\n\n"
-    return head + _table(["check", "", "found"], rows) + launch_tables.tables(result)
+def _plain(title: str, about: str) -> Section:
+    """Return what writes a section of rows alone."""
+    return lambda result: f"## {title}\n\n{about}\n{_beside(result['rows'])}"
 
 
-def _checks(title: str, name: str) -> Callable[[dict[str, Any]], str]:
-    """Return what writes the section of a program of `tools.gpu` whose rows are checks."""
-
-    def section(result: dict[str, Any]) -> str:
-        rows = [
-            [row["check"], "ok" if row["ok"] else "**wrong**", row["found"]]
-            for row in result["rows"]
-        ]
-        table = _table(["check", "", "found"], rows)
-        return f"## {title}\n\n`python -m tools.gpu {name}`\n\n{table}"
-
-    return section
-
-
-def gpu_torch_compile(result: dict[str, Any]) -> str:
-    """torch.compile from our bundles beside torch's own caches."""
-    return f"## torch.compile on a GPU\n\n{TORCH_COMPILE}\n" + _plain_rows(result)
-
-
-def gpu_autotune(result: dict[str, Any]) -> str:
-    """Tuned kernels in a new process, beside Triton's own autotuner."""
-    return f"## Tuned kernels on a GPU\n\n{AUTOTUNE}\n" + _plain_rows(result)
-
-
-def gpu_generated(result: dict[str, Any]) -> str:
+def gpu_generated(result: Result) -> str:
     """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the
     ratios of each module.
     """
-    counts = [line for line in result["rows"] if "module" not in line]
-    ratios: dict[str, dict[str, dict[str, Any]]] = {}
+    ratios: dict[str, dict[str, Result]] = {}
     for line in result["rows"]:
         if "module" in line:
             ratios.setdefault(line["module"], {})[line["work"].rpartition(" ")[2]] = line
-    table = [
-        [
-            name,
-            *(
-                f"{_verdict(one[side])}: {one[side]['peer'].partition(';')[0]}"
-                for side in ("GPU", "host")
-            ),
-        ]
+    rows = [
+        [name, *(f"{verdict(one[side])}: {one[side]['peer'].partition(';')[0]}" for side in SIDES)]
         for name, one in ratios.items()
     ]
-    return (
-        f"## Generated modules on a GPU\n\n{GENERATED}\n"
-        + _plain_rows({"rows": counts})
-        + "\n"
-        + _table(["module", "GPU", "host"], table)
-    )
+    counts = _beside([line for line in result["rows"] if "module" not in line])
+    head = f"## Generated modules on a GPU\n\n{GENERATED}\n"
+    return f"{head}{counts}\n{table(['module', *SIDES], rows)}"
 
 
-def _plain_rows(result: dict[str, Any]) -> str:
-    rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
-    return _table(["what", "figure", "beside it", "target"], rows)
+def _beside(rows: list[Result]) -> str:
+    return tables.of_rows(rows, work="what", figure="figure", peer="beside it", target="target")
 
 
-SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+SECTIONS: tuple[tuple[str, Section], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
     ("bench-bundle-16-cores", bundle_many_cores),
     ("bench-scale", scale.section),
-    ("bench-remote", remote_rows.section),
-    ("bench-cloud", cloud_rows.section),
+    ("bench-remote", remote.section),
+    ("bench-cloud", cloud.section),
     ("bench-compile", compiles),
-    ("clients", table.section),
+    ("clients", clients_table.section),
     ("gpu-check", gpu_check),
     ("gpu-replay", _checks("Replay on a GPU", "replay")),
     ("gpu-moved", _checks("Kernels that only moved, on a GPU", "moved")),
     ("gpu-slim", _checks("On a GPU, without a C compiler", "slim")),
-    ("gpu-torch-compile", gpu_torch_compile),
-    ("gpu-autotune", gpu_autotune),
+    ("gpu-torch-compile", _plain("torch.compile on a GPU", TORCH_COMPILE)),
+    ("gpu-autotune", _plain("Tuned kernels on a GPU", AUTOTUNE)),
     ("gpu-generated", gpu_generated),
     ("codegen-bench", bench_rows.section),
     ("codegen-mission", mission.section),
@@ -367,17 +266,7 @@ def _steps(place: str, samples: dict[str, list[float]]) -> str:
         for name, found in sorted(samples.items())
         if name.rpartition(" ")[2] not in {"bytes", "kernels", "files"}
     ]
-    return f"### Each step, on {place}\n\n" + _table(["step", "median", "range, ms"], rows)
-
-
-def _verdict(line: dict[str, Any]) -> str:
-    figure = shown(line["figure"], line["unit"])
-    return figure if line["ok"] else f"**{figure}**"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return f"### Each step, on {place}\n\n" + table(["step", "median", "range, ms"], rows)
 
 
 def _provenance(result: dict[str, Any], path: Path) -> str:

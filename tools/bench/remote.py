@@ -17,30 +17,58 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-import sys
-import tarfile
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tools.bench import floors, remote_jobs
-from tools.bench.bundle import finish, plant, working_folder
+from tools.bench import floors, remote_jobs, tables
+from tools.bench.bare_steps import PIPELINED
+from tools.bench.bundle import concluded, plant, real_caches, stepped
 from tools.bench.delay import delayed
 from tools.bench.remote_jobs import PATIENCE_S, TAG
-from tools.bench.remote_rows import rows_of
-from tools.bench.sides import Side, arguments, sides
+from tools.bench.sides import Side, arguments, sides, working_folder
+from tools.bench.step_profiles import START
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
-from tools.shared.processes import ROOT
+from tools.shared.measurement import median, ratio_row, row, shown, table
 from tools.shared.redis_server import Server, running
 
-KERNELS, ROUNDS = 300, 7
-QUICK_KERNELS, QUICK_ROUNDS = 12, 1
+KERNELS, ROUNDS = (300, 12), (7, 1)
 DELAYS_S = (0.0, 0.001, 0.01)
 # With a delay Triton takes seconds, which do not vary much.
 DELAYED_ROUNDS = 3
-CORPUS = ROOT.parent / "shared" / "corpus"
+
+ONCE = "0 ms"
+# How many times faster than Triton, for everything and for the launch set, by what is added to each
+# answer.
+FASTER_TARGETS = {ONCE: (6.0, 14.0), "10 ms": (90.0, 140.0)}
+LIMIT_TARGET, MEMORY_TARGET = 2.5, 20.0
+_SIDES = ("ours", "gets", "write")
+SAMPLED = ("triton", *(f"{side} {keep}" for side in _SIDES for keep in ("all", "launch")))
+SECTION = """`python -m tools.bench remote`. {kernels:,} kernels, compiled by Triton for sm_90 and recorded, on servers of this host started from
+`deploy/redis`; everything goes into an empty directory, on {place}. {rounds} rounds without a delay, fewer with one: a program between
+both passes every answer on so much later. Each piece of work runs in a process of its own, forked from one that has done its imports, whose memory it has copied before.
+Redis {server}, redis-py {client}; load of the machine by other work before the run: {load_before}.
+
+* *Triton*: `RemoteCacheManager` over `RedisRemoteCacheBackend`, `get_group` for each kernel, all of them hits. It fetches and writes
+  every file, and verifies nothing.
+* *ours*: `open_store`, `Store.restore` by tag, `close`. Every digest is checked.
+* *the limit*: GETs of the very values that our restore needs, {pipelined} in a pipeline, whose bytes are thrown away; and the loop that
+  writes the files.
+"""
+
+START_STEPS = (
+    "A restore without a delay, step by step, each alone and in one thread. All steps but two are"
+    " done by one thread after the other: `marks` are made, and `writers` write, while the kernels"
+    " that come next are decompressed and checked. So no restore is faster than the other steps"
+    " together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is"
+    " the server's and its client's, as in the limit:"
+)
+MEASURED = (
+    "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries."
+    " Why units are compressed with dictionaries, and what they take alone, is in"
+    " [cluster.md](cluster.md#compression)."
+)
 
 Samples = dict[str, list[float]]
 
@@ -48,9 +76,7 @@ Samples = dict[str, list[float]]
 def main() -> int:
     """Measure, print a table, write the samples."""
     options = arguments(__doc__, KERNELS, ROUNDS)
-    kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    keep = options.keep.resolve()
+    kernels, rounds, keep = options.kernels, options.rounds, options.keep
     cache = cache_of(kernels, keep)
     load = os.getloadavg()[0]
     with ExitStack() as stack:
@@ -63,18 +89,28 @@ def main() -> int:
         theirs_bytes = put_theirs(theirs, planted, work, serving["triton"])
         ours = stack.enter_context(running())
         ours_bytes, pushed, again = put_ours(ours, work, serving["ours"], rounds)
-        delays = {}
-        for delay in DELAYS_S:
-            times = rounds if not delay else min(rounds, DELAYED_ROUNDS)
-            delays[f"{delay * 1000:g} ms"] = measure(
-                delay, times, planted, work, serving, theirs, ours
+        delays = {
+            f"{delay * 1000:g} ms": measure(
+                delay,
+                min(rounds, DELAYED_ROUNDS) if delay else rounds,
+                planted,
+                work,
+                serving,
+                theirs,
+                ours,
             )
-        profile = {
-            name: start_profile(ours, work, serving["ours"], rounds, keep)
-            for name, keep in (("start", "launch"), ("start all", "all"))
+            for delay in DELAYS_S
         }
+
+        def steps_of(job: str, keep: str, *more: object) -> dict[str, float]:
+            given = (ours.url(), work / "out", TAG, PATIENCE_S, keep, *more)
+            return stepped(serving["ours"], job, *given, into=work / "out", rounds=rounds)
+
+        profile = {"start": steps_of("start_steps", "launch")}
+        profile["start all"] = steps_of("start_steps", "all")
+        server_at = (ours.port, ours.address.partition(":")[2])
         floor = {
-            keep: bare_profile(ours, work, serving["ours"], rounds, keep)
+            keep: steps_of("bare_start", keep, *server_at, needed(ours, work, keep))
             for keep in ("all", "launch")
         }
         sizes = stored(work, serving["ours"], corpus=not options.quick)
@@ -95,45 +131,7 @@ def main() -> int:
         "push again": again,
     }
     result["rows"] = rows_of(result)
-    missed = finish("bench-remote", result, options.results)
-    for line in missed:
-        print(f"missed: {floors.missed(line, result)}")
-    return 1 if options.check and missed else 0
-
-
-def start_profile(
-    server: Server, work: Path, side: Side, rounds: int, keep: str
-) -> dict[str, float]:
-    """Return the seconds of each step of a restore, without a delay."""
-    found = []
-    for _ in range(rounds):
-        found.append(side.do("start_steps", server.url(), work / "out", TAG, PATIENCE_S, keep))
-        shutil.rmtree(work / "out")
-    return {step: measurement.median([one[step] for one in found]) for step in found[0]}
-
-
-def bare_profile(
-    server: Server, work: Path, side: Side, rounds: int, keep: str
-) -> dict[str, float]:
-    """Return the seconds of each step that no restore can leave out, without a delay."""
-    names, password = needed(server, work, keep), server.address.partition(":")[2]
-    found = []
-    for _ in range(rounds):
-        found.append(
-            side.do(
-                "bare_start",
-                server.url(),
-                work / "out",
-                TAG,
-                PATIENCE_S,
-                keep,
-                server.port,
-                password,
-                names,
-            )
-        )
-        shutil.rmtree(work / "out")
-    return {step: measurement.median([one[step] for one in found]) for step in found[0]}
+    return concluded("bench-remote", result, options)
 
 
 def used(server: Server) -> int:
@@ -182,24 +180,17 @@ def measure(
     password = ours.address.partition(":")[2]
     with delayed(theirs.port, delay) as their_port, delayed(ours.port, delay) as our_port:
         url = ours.url().replace(f":{ours.port}/", f":{our_port}/")
-        jobs = (
-            ("triton", "triton", "triton_get", (their_port, cache, work / "out"), "get"),
-            *(
-                job
-                for keep in ("all", "launch")
-                for job in (
-                    ("ours", f"ours {keep}", "restore", (url, work / "out", keep), "restore"),
-                    (
-                        "plain",
-                        f"gets {keep}",
-                        "gets",
-                        (our_port, password, needed(ours, work, keep)),
-                        "get",
-                    ),
-                    ("plain", f"write {keep}", "write_loop", (cache, work / "out", keep), "write"),
-                )
-            ),
-        )
+        out = work / "out"
+        jobs: list[tuple[str, str, str, tuple[object, ...], str]] = [
+            ("triton", "triton", "triton_get", (their_port, cache, out), "get")
+        ]
+        for keep in ("all", "launch"):
+            asked = (our_port, password, needed(ours, work, keep))
+            jobs += [
+                ("ours", f"ours {keep}", "restore", (url, out, keep), "restore"),
+                ("plain", f"gets {keep}", "gets", asked, "get"),
+                ("plain", f"write {keep}", "write_loop", (cache, out, keep), "write"),
+            ]
         for _ in range(rounds):
             for side, name, job, words, step in jobs:
                 found = serving[side].do(job, *words)
@@ -244,21 +235,118 @@ def stored(work: Path, side: Side, *, corpus: bool) -> dict[str, dict[str, float
     import bundler
 
     bundles = {"the kernels of this benchmark": work / "bundle"}
-    archives = sorted(CORPUS.glob("*.tar.xz")) if corpus else []
-    if corpus and not archives:
-        print("skipped: the corpus of real caches is not beside this checkout", file=sys.stderr)
-    for archive in archives:
-        name = archive.name.partition(".")[0]
-        with tempfile.TemporaryDirectory(dir=work) as into, tarfile.open(archive) as packed:
-            packed.extractall(into, filter="data")
-            (top,) = Path(into).iterdir()
-            with bundler.pack(top) as bundle:
-                # Beside its kernels a cache of Inductor's holds what torch pickles, which is
-                # compressed alone.
-                bundle.select(names="*").save(work / name)
+    for name, top in real_caches(work / "corpus") if corpus else ():
+        with bundler.pack(top) as bundle:
+            # Beside its kernels a cache of Inductor's holds what torch pickles, which is compressed
+            # alone.
+            bundle.select(names="*").save(work / name)
         bundles[name] = work / name
     found = {}
     for name, file in bundles.items():
         with running() as server:
             found[name] = side.do("stored", server.url(), file)
     return found
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of every delay, then those of memory and of sizes."""
+    rows: list[dict[str, Any]] = []
+    for delay, samples in result["delays"].items():
+        rows += _delay_rows(delay, samples, result["kernels"])
+    ours, triton = result["memory"]["ours"], result["memory"]["triton"]
+    less = f"server memory, {shown(ours / 1e6, 'MB')}: how many times less"
+    peer = f"Triton, {shown(triton / 1e6, 'MB')}"
+    sizes = {"ours_bytes": ours, "peer_bytes": triton}
+    rows.append(row(less, triton / ours, "x", least=MEMORY_TARGET, peer=peer, **sizes))
+    for name, stored in result["stored"].items():
+        shared, file, alone = (
+            shown(stored[what] / 1e6, "MB") for what in ("shared", "file", "alone")
+        )
+        work = f"{name} in a store, {shared}: beside one file"
+        sizes = {"ours_bytes": stored["shared"], "peer_bytes": stored["file"]}
+        figure, peer = stored["shared"] / stored["file"], f"a bundle file, {file}; alone {alone}"
+        rows.append(row(work, figure, "x", peer=peer, **sizes))
+    return rows
+
+
+def _delay_rows(delay: str, samples: Samples, kernels: int) -> list[dict[str, Any]]:
+    least = FASTER_TARGETS.get(delay, (None, None))
+    most = {"launch": LIMIT_TARGET} if delay == ONCE else {}
+    keeps = {"all": "restore everything", "launch": "restore the launch set"}
+    faster = [
+        ratio_row(
+            f"{delay}: {work}: how much faster",
+            samples[f"ours {keep}"],
+            samples["triton"],
+            "Triton",
+            faster=True,
+            kernels=kernels,
+            least=bound,
+        )
+        for (keep, work), bound in zip(keeps.items(), least, strict=True)
+    ]
+    limits = {
+        keep: list(map(sum, zip(samples[f"gets {keep}"], samples[f"write {keep}"], strict=True)))
+        for keep in keeps
+    }
+    return faster + [
+        ratio_row(
+            f"{delay}: {work}",
+            samples[f"ours {keep}"],
+            limits[keep],
+            "the limit",
+            kernels=kernels,
+            most=most.get(keep),
+        )
+        for keep, work in keeps.items()
+    ]
+
+
+def section(result: dict[str, Any]) -> str:
+    """Return the section of the page."""
+    timed = [line for line in result["rows"] if "peer_ms" in line]
+    rest = [line for line in result["rows"] if "peer_ms" not in line]
+    delays = result["delays"].values()
+    steps = [
+        [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in delays)]
+        for name in SAMPLED
+    ]
+    steps += [
+        [
+            f"{name}: exchanges with the server",
+            *(f"{median(found[f'{name}: round trips']):.0f}" for found in delays),
+        ]
+        for name in ("ours all", "ours launch")
+    ]
+    pushes = [[name, shown(median(result[name]) * 1e3, "ms")] for name in ("push", "push again")]
+    parts = [
+        f"## A start from a server\n\n{SECTION.format(**result, pipelined=PIPELINED)}",
+        tables.of_times(timed, "added to each answer: work"),
+        table(["step", *result["delays"]], steps),
+        table(["into an empty server, without a delay", "time"], pushes),
+        f"{START_STEPS}\n",
+        _steps(result["profile"]),
+        floors.table(result, "What no start from a server can leave out"),
+        f"{MEASURED}\n",
+        tables.of_rows(rest, work="what", peer="peer", figure="ratio", target="target"),
+    ]
+    return "\n".join(parts)
+
+
+def _steps(profile: dict[str, dict[str, float]]) -> str:
+    """Return the table of the steps of a restore of everything and of the launch set, in their
+    order.
+    """
+    columns = {
+        what: profile[name]
+        for what, name in (("everything", "start all"), ("launch set", "start"))
+        if name in profile
+    }
+    names = sorted(
+        profile["start"], key=lambda name: START.index(name) if name in START else len(START)
+    )
+    rows = [
+        [name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names
+    ]
+    sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in columns.values()]
+    return table(["step", *columns], [*rows, ["sum", *sums]])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import jobs, sides
-from tools.bench.bare_steps import PIPELINED, bare_start
+from tools.bench.bare_steps import bare_start, pipelined
 from tools.bench.step_profiles import start_steps
 
 TAG = "bench/remote"
@@ -54,18 +54,11 @@ def push(url: str, file: str) -> dict[str, float]:
     """Push a bundle into an empty store, and once more."""
     import bundler
 
-    watch = jobs.Watch()
     with (
         bundler.Bundle.load(file) as bundle,
         bundler.open_store(url, timeout_s=PATIENCE_S) as store,
     ):
-        watch.lap("")
-        first = store.push(bundle, TAG)
-        watch.lap("push")
-        store.push(bundle, TAG)
-        watch.lap("push again")
-    del watch.seconds[""]
-    return {**watch.seconds, "bytes": first.bytes_sent}
+        return jobs.pushed_twice(store, bundle, TAG)
 
 
 def restore(url: str, into: str, keep: str) -> dict[str, float]:
@@ -81,7 +74,7 @@ def restore(url: str, into: str, keep: str) -> dict[str, float]:
         return run(*given, **named)
 
     server_exchange.run = counted
-    watch = jobs.Watch()
+    watch = sides.Watch()
     with bundler.open_store(url, timeout_s=PATIENCE_S) as store:
         report = store.restore(TAG, cache_dir=into, keep="launch" if keep == "launch" else "all")
     watch.lap("restore")
@@ -136,7 +129,7 @@ def triton_get(port: str, cache: str, into: str) -> dict[str, float]:
     wanted = [
         (key, _metadata(files), len(files) - 1) for key, files in jobs.read_cache(cache).items()
     ]
-    watch = jobs.Watch()
+    watch = sides.Watch()
     for key, name, count in wanted:
         group = manager(key).get_group(name)
         assert group is not None
@@ -167,32 +160,16 @@ def _metadata(files: dict[str, bytes]) -> str:
 
 def gets(port: str, password: str, names: str) -> dict[str, float]:
     """The limit: fetch values whose names are known, pipelined, and do nothing with them."""
-    import redis
-
     keys = Path(names).read_text().split()
-    watch = jobs.Watch()
-    with redis.Redis(port=int(port), username="admin", password=password, protocol=2) as client:
-        size = 0
-        for start in range(0, len(keys), PIPELINED):
-            with client.pipeline(transaction=False) as pipeline:
-                for key in keys[start : start + PIPELINED]:
-                    pipeline.get(key)
-                size += sum(map(len, pipeline.execute()))
+    watch = sides.Watch()
+    size = sum(map(len, pipelined(port, password, keys)))
     watch.lap("get")
     return {**watch.seconds, "bytes": size}
 
 
+_OURS = (record, push, restore, stored, start_steps, bare_start)
 JOBS: dict[str, Callable[..., dict[str, float]]] = {
-    "record": record,
-    "push": push,
-    "restore": restore,
-    "stored": stored,
-    "triton_put": triton_put,
-    "triton_get": triton_get,
-    "gets": gets,
-    "write_loop": jobs.write_loop,
-    "start_steps": start_steps,
-    "bare_start": bare_start,
+    job.__name__: job for job in (*_OURS, triton_put, triton_get, gets, jobs.write_loop)
 }
 
 if __name__ == "__main__":

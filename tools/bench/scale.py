@@ -13,32 +13,47 @@ counted above the loaded bundle, whose manifest and kernels are in memory.
 
 from __future__ import annotations
 
+import gc
 import json
+import re
 import shutil
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.bench import tables
 from tools.bench.memory import multiply, peak_bytes
-from tools.bench.memory_parts import Parts, parts_of
-from tools.bench.memory_parts import table as memory_table
-from tools.bench.sides import arguments
+from tools.bench.sides import arguments, working_folder
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of, compile_part
-from tools.shared.measurement import median, row, shown
-from tools.shared.processes import output
+from tools.shared.measurement import differences, median, medians, ratios, row, shown, table
+from tools.shared.processes import answer, output
 
-KERNELS, ROUNDS, COPIES = 1000, 5, 100
+KERNELS, ROUNDS, COPIES = (1000, 20), (5, 2), 100
 PARTS_ROUNDS = 3
-QUICK_KERNELS, QUICK_ROUNDS, QUICK_COPIES = 20, 2, 3
+QUICK_COPIES = 3
 LOAD_TARGET_MS, MANY_LOAD_TARGET_MS, MANY_LOAD_TARGET_MB = 20.0, 2500.0, 400.0
 TIME_TARGET, MEMORY_TARGET, FLAT_TARGET_MB = 1.15, 1.3, 60.0
 SECTION = """`python -m tools.bench scale`. The launch sets of {kernels:,} kernels, and of {copies} different copies of each; {rounds} rounds in
 which the two take turns, each in a new interpreter. Memory is the peak of the process: of a load above an interpreter that has imported
 the package, of a restore above the loaded bundle with its kernels.
 """
+FRAMES = "buffers that frames are decoded into"
+STACKS_AND_HEAP = (
+    "everything else in memory of the process's own: C's heap, objects of Python, stacks of threads"
+)
+LIBRARIES = "code and data of libraries, as far as they were touched first by the restore"
+OBJECTS = "of that, lists of keys: in the report, by what was written, in the directory"
+_KINDS = (FRAMES, LIBRARIES, STACKS_AND_HEAP)
+# Keys of kernels are those of the loaded bundle, and take nothing here.
+MEMORY = """What the memory of a restore consists of while its report is made, above the loaded bundle: what the system says of each mapping of the
+process. Of a restore of few kernels nearly all is what any number of them takes once.
+"""
+_HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$")
+_OF_FRAMES = "hg"  # what a buffer for frames is advised to be of: huge pages
+
 
 Sample = dict[str, float]
 
@@ -46,33 +61,19 @@ Sample = dict[str, float]
 def main() -> int:
     """Measure, print a table, write the samples."""
     options = arguments(__doc__, KERNELS, ROUNDS)
-    kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     copies = QUICK_COPIES if options.quick else COPIES
-    cache = cache_of(kernels, options.keep.resolve())
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as work:
-        samples, parts = measure(cache, kernels, Path(work), copies, rounds)
-    result = {
-        "kernels": kernels,
-        "copies": copies,
-        "rounds": rounds,
-        "samples": samples,
-        "parts": parts,
-    }
-    result["rows"] = rows = rows_of(samples)
-    for line in rows:
-        verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
-        print(
-            f"{line['work']:<72} {shown(line['figure'], line['unit']):>10} "
-            f" {measurement.target(line):<18} {verdict}"
-        )
-    print(f"written to {measurement.save('bench-scale', result, options.results)}")
-    return 1 if options.check and not all(line["ok"] for line in rows) else 0
+    cache = cache_of(options.kernels, options.keep)
+    with working_folder(measurement.fast_directory()) as work:
+        samples, parts = measure(cache, options.kernels, work, copies, options.rounds)
+    facts = {"kernels": options.kernels, "copies": copies, "rounds": options.rounds}
+    result = {**facts, "samples": samples, "parts": parts, "rows": rows_of(samples)}
+    missed = measurement.report("bench-scale", result, options.results)
+    return 1 if options.check and missed else 0
 
 
 def measure(
     cache: Path, kernels: int, work: Path, copies: int, rounds: int
-) -> tuple[dict[str, list[Sample]], dict[str, list[Parts]]]:
+) -> tuple[dict[str, list[Sample]], dict[str, list[Sample]]]:
     """Return the samples of both bundles, `one` and `many`, and what the memory of a restore
     consists of.
     """
@@ -80,27 +81,18 @@ def measure(
     for name, times in sides.items():
         words = ("make", str(kernels), str(work / f"{name}.tbundle"), str(times))
         output(__name__, *words, environment={"TRITON_CACHE_DIR": str(cache)})
-    samples: dict[str, list[Sample]] = {name: [] for name in sides}
-    parts: dict[str, list[Parts]] = {name: [] for name in sides}
-    for _ in range(min(rounds, PARTS_ROUNDS)):
-        for name, noted in parts.items():
-            answer = output(
-                __name__, "parts", str(work / f"{name}.tbundle"), str(work / "out"), environment={}
-            )
-            noted.append(json.loads(answer))
-            shutil.rmtree(work / "out")
-    for _ in range(rounds):
-        for name, found in samples.items():
-            answer = output(
-                __name__,
-                "restore",
-                str(work / f"{name}.tbundle"),
-                str(work / "out"),
-                environment={},
-            )
-            found.append(json.loads(answer))
-            shutil.rmtree(work / "out")
-    return samples, parts
+
+    def taken(what: str, rounds: int) -> dict[str, list[Sample]]:
+        found: dict[str, list[Sample]] = {name: [] for name in sides}
+        for _ in range(rounds):
+            for name in sides:
+                words = (what, str(work / f"{name}.tbundle"), str(work / "out"))
+                found[name].append(answer(__name__, *words, environment={}))
+                shutil.rmtree(work / "out")
+        return found
+
+    parts = taken("parts", min(rounds, PARTS_ROUNDS))
+    return taken("restore", rounds), parts
 
 
 def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
@@ -114,48 +106,35 @@ def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
         return [sample[name] for sample in found]
 
     def each(found: list[Sample]) -> list[float]:
-        return [sample["restore_s"] / sample["kernels"] for sample in found]
+        return ratios(of(found, "restore_s"), of(found, "kernels"))
 
-    grown = [
-        more / less
-        for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)
-    ]
-    slower = [more / less for more, less in zip(each(many), each(one), strict=True)]
-    flat = [
-        (more - less) / 1e6
-        for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)
-    ]
-    return [
-        row(f"load {few} kernels", median(of(one, "load_s")) * 1e3, "ms", most=LOAD_TARGET_MS),
-        row(
-            f"load {lots} kernels", median(of(many, "load_s")) * 1e3, "ms", most=MANY_LOAD_TARGET_MS
-        ),
-        row(
+    memory, less_memory = of(many, "restore_bytes"), of(one, "restore_bytes")
+    beside = f"restore {lots} launch sets beside {few}"
+    table: tuple[tuple[str, list[float], float, str, float | None], ...] = (
+        (f"load {few} kernels", of(one, "load_s"), 1e3, "ms", LOAD_TARGET_MS),
+        (f"load {lots} kernels", of(many, "load_s"), 1e3, "ms", MANY_LOAD_TARGET_MS),
+        (
             f"load {lots} kernels: peak memory",
-            median(of(many, "load_bytes")) / 1e6,
+            of(many, "load_bytes"),
+            1e-6,
             "MB",
-            most=MANY_LOAD_TARGET_MB,
+            MANY_LOAD_TARGET_MB,
         ),
-        row(f"restore {few} launch sets: a kernel", median(each(one)) * 1e6, "us"),
-        row(f"restore {lots} launch sets: a kernel", median(each(many)) * 1e6, "us"),
-        row(
-            f"restore {lots} launch sets beside {few}: time of a kernel",
-            median(slower),
-            "x",
-            most=TIME_TARGET,
-        ),
-        row(
-            f"restore {lots} launch sets beside {few}: peak memory",
-            median(grown),
-            "x",
-            most=MEMORY_TARGET,
-        ),
-        row(
-            f"restore {lots} launch sets beside {few}: peak memory, more",
-            median(flat),
+        (f"restore {few} launch sets: a kernel", each(one), 1e6, "us", None),
+        (f"restore {lots} launch sets: a kernel", each(many), 1e6, "us", None),
+        (f"{beside}: time of a kernel", ratios(each(many), each(one)), 1, "x", TIME_TARGET),
+        (f"{beside}: peak memory", ratios(memory, less_memory), 1, "x", MEMORY_TARGET),
+        (
+            f"{beside}: peak memory, more",
+            differences(memory, less_memory),
+            1e-6,
             "MB",
-            most=FLAT_TARGET_MB,
+            FLAT_TARGET_MB,
         ),
+    )
+    return [
+        row(work, median(found) * scale, unit, most=most)
+        for work, found, scale, unit, most in table
     ]
 
 
@@ -184,14 +163,9 @@ def restore(file: str, into: str) -> None:
         report = bundler.restore(bundle, into)
         restored, after = time.perf_counter(), peak_bytes()
     assert len(report.restored) == count
-    found = {
-        "kernels": len(report.restored),
-        "load_s": loaded - started,
-        "restore_s": restored - loaded,
-        "load_bytes": after_load - before,
-        "restore_bytes": after - after_load,
-    }
-    print(json.dumps(found))
+    seconds = {"load_s": loaded - started, "restore_s": restored - loaded}
+    sizes = {"load_bytes": after_load - before, "restore_bytes": after - after_load}
+    print(json.dumps({"kernels": count, **seconds, **sizes}))
 
 
 def parts(file: str, into: str) -> None:
@@ -205,26 +179,85 @@ def parts(file: str, into: str) -> None:
         print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), restoration)))
 
 
+def resident() -> Sample:
+    """Return the bytes that are in memory of this process, by kind of mapping."""
+    found = dict.fromkeys((FRAMES, STACKS_AND_HEAP, LIBRARIES), 0.0)
+    name, size = "", 0.0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = _HEAD.match(line)
+        if head is not None:
+            name, size = head[1], 0.0
+        elif line.startswith("Rss:"):
+            size = int(line.split()[1]) * 1024
+        elif line.startswith("VmFlags:"):
+            own = not name or name.startswith("[")
+            of_frames = own and _OF_FRAMES in line.split()
+            found[FRAMES if of_frames else STACKS_AND_HEAP if own else LIBRARIES] += size
+    return found
+
+
+def parts_of(restore: Callable[[], Any], reporting: Any) -> Sample:
+    """Run a restore, and return what came into memory until its report was made; `reporting` is the
+    module whose `_report` makes it.
+    """
+    # where all is in memory that will be
+    before, plain, found = resident(), reporting._report, Sample()  # noqa: SLF001
+
+    def report(plan: Any, queue: Any, *more: Any) -> Any:
+        made = plain(plan, queue, *more)
+        now = resident()
+        found.update({name: now[name] - before[name] for name in now})
+        listed = [place._present for place in queue.directories.values()]  # noqa: SLF001
+        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *queue.written.values(), *listed)))
+        return made
+
+    gc.collect()
+    reporting._report = report  # noqa: SLF001
+    try:
+        restore()
+    finally:
+        reporting._report = plain  # noqa: SLF001
+    return found
+
+
+def told(line: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return of what the many kernels of a row of `scale.py` take more than the few; nothing for
+    other rows, and without parts.
+    """
+    parts = result.get("parts")
+    if not parts or " beside " not in line["work"] or ": peak memory" not in line["work"]:
+        return ""
+    one, many = (medians(parts[name]) for name in ("one", "many"))
+    more = ", ".join(f"{part} {shown((many[part] - one[part]) / 1e6, 'MB')}" for part in _KINDS)
+    return f" What the many take more, when the report is made: {more}."
+
+
+def parts_table(parts: Mapping[str, Sequence[Sample]], titles: Mapping[str, str]) -> str:
+    """Return what the memory of a restore consists of, medians of the samples; nothing where there
+    are none.
+    """
+    if not parts:
+        return ""
+    columns = {name: medians(samples) for name, samples in sorted(parts.items(), reverse=True)}
+    rows = [
+        [part, *(shown(column[part] / 1e6, "MB") for column in columns.values())]
+        for part in (*_KINDS, OBJECTS)
+    ]
+    sums = [shown(sum(column[part] for part in _KINDS) / 1e6, "MB") for column in columns.values()]
+    rows.append(["**sum, without what is of another line**", *(f"**{each}**" for each in sums)])
+    return f"{MEMORY}\n" + table(["part", *(titles[name] for name in columns)], rows)
+
+
 def section(result: dict[str, Any]) -> str:
     """Return the section of the page."""
-    lines = [
-        f"| {line['work']} | {_verdict(line)} | {measurement.target(line)} |"
-        for line in result["rows"]
-    ]
-    table = "\n".join(["| what | figure | target |", "| --- | --- | --- |", *lines])
+    rows = tables.of_rows(result["rows"], work="what", figure="figure", target="target")
     titles = {
         name: f"{int(samples[0]['kernels']):,} kernels"
         for name, samples in result["samples"].items()
     }
-    more = memory_table(result.get("parts", {}), titles)
-    return f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{table}\n" + (
-        f"\n{more}" if more else ""
-    )
-
-
-def _verdict(line: dict[str, Any]) -> str:
-    figure = shown(line["figure"], line["unit"])
-    return figure if line["ok"] else f"**{figure}**"
+    more = parts_table(result.get("parts", {}), titles)
+    text = f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{rows}"
+    return f"{text}\n{more}" if more else text
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes in which the sides of a benchmark do their jobs, and the arguments that the
-benchmarks share.
+"""The processes in which the sides of a benchmark do their jobs, their watch, and the arguments
+that the benchmarks share.
 """
 
 from __future__ import annotations
@@ -10,52 +10,27 @@ import ctypes
 import gc
 import json
 import os
-import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
-from tools.shared.processes import ROOT, command, python_path
+from tools.shared import measurement, programs
+from tools.shared.processes import ROOT, Helper
 
 _POPULATE_WRITE = 23  # of madvise on Linux
 
 
-class Side:
-    """A process that has imported what one side needs and forks a child for each job.
-
-    Args:
-        module: what serves, by its full name; it gets the name of the side.
-        name: the side.
-    """
-
-    def __init__(self, module: str, name: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": python_path()}
-        self._process = subprocess.Popen(
-            command(module, name),
-            env=environment,
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+class Side(Helper):
+    """A process that has imported what one side needs and forks a child for each job."""
 
     def do(self, job: str, *arguments: object) -> dict[str, float]:
         """Run a job; returns seconds, bytes or counts, by name."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([job, list(map(str, arguments))]), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{job}{arguments} failed")
-        result: dict[str, float] = json.loads(line)
+        result: dict[str, float] = self.ask([job, list(map(str, arguments))])
         return result
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
 
 
 def answer(jobs: Mapping[str, Callable[..., Any]]) -> None:
@@ -102,33 +77,45 @@ def sides(module: str, *names: str) -> Iterator[dict[str, Side]]:
             side.close()
 
 
-def arguments(description: str | None, kernels: int, rounds: int) -> argparse.Namespace:
+def arguments(
+    description: str | None, kernels: tuple[int, int], rounds: tuple[int, int]
+) -> argparse.Namespace:
     """Read the command line of a benchmark; `kernels` and `rounds` are what it takes when nothing
-    else is said.
+    else is said, and with `--quick`.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        description,
+        check=(False, "exit 1 when a target is missed"),
+        kernels=(int, f"how many kernels ({kernels[0]})"),
+        rounds=(int, f"how many rounds ({rounds[0]})"),
+        quick=(False, "few kernels and rounds: shows that it runs, not how fast"),
+        results=(measurement.RESULTS, "where the samples go"),
+        keep=(ROOT / ".build" / "bench", "where the kernels stay for the next run"),
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({kernels})")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({rounds})")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="few kernels and rounds: shows that it runs, not how fast",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=measurement.RESULTS,
-        metavar="DIR",
-        help="where the samples go",
-    )
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        default=ROOT / ".build" / "bench",
-        metavar="DIR",
-        help="where the kernels stay for the next run",
-    )
-    return parser.parse_args()
+    options.kernels = options.kernels or kernels[options.quick]
+    options.rounds = options.rounds or rounds[options.quick]
+    options.keep = options.keep.resolve()
+    return options
+
+
+@contextmanager
+def working_folder(parent: Path | str | None) -> Iterator[Path]:
+    """Make a folder for the time of a measurement."""
+    with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
+        yield Path(name)
+
+
+class Watch:
+    """Times one step after the other; steps of one name are added up."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._since = clock()
+
+    def lap(self, name: str) -> None:
+        """Give the time since the last lap a name; without one it belongs to no step."""
+        now = self._clock()
+        if name:
+            self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = self._clock()

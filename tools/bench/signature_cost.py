@@ -18,7 +18,7 @@ from typing import Any
 
 from tools.bench.fresh import child_environment
 from tools.shared import measurement
-from tools.shared.measurement import row
+from tools.shared.measurement import median, medians, row
 from tools.shared.processes import ROOT
 
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
@@ -96,28 +96,15 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
             for number in range(rounds + 1):
                 for name, code, found in (("whole", _CODE, samples), ("steps", _STEPS_CODE, laps)):
                     command = [sys.executable, "-c", code, str(signed), f"{folder}/{name}{number}"]
-                    done = subprocess.run(
-                        command, env=environment, check=True, capture_output=True, text=True
-                    )
+                    said = subprocess.check_output(command, env=environment, text=True)
                     if number:  # the first fills the bytecode cache
-                        found.append(json.loads(done.stdout))
+                        found.append(json.loads(said))
     first, later = [one[0] for one in samples], [time for one in samples for time in one[1:]]
     rows = [
-        row(
-            "judging a signature, first restore of a process (CPU)",
-            measurement.median(first),
-            "ms",
-            most=TARGET_MS,
-            samples=first,
-        ),
-        row(
-            "judging a signature, later restores (CPU)",
-            measurement.median(later),
-            "ms",
-            samples=later,
-        ),
+        row(f"judging a signature, {which} (CPU)", median(found), "ms", most=most, samples=found)
+        for which, found, most in (
+            ("first restore of a process", first, TARGET_MS),
+            ("later restores", later, None),
+        )
     ]
-    return rows, {
-        step: measurement.median(each)
-        for step, each in zip(_STEPS, zip(*laps, strict=True), strict=True)
-    }
+    return rows, medians([dict(zip(_STEPS, each, strict=True)) for each in laps])

@@ -9,7 +9,6 @@ nothing overlaps.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.bench.fresh import child_environment
-from tools.shared import measurement
-from tools.shared.measurement import shown
+from tools.bench.sides import Watch
+from tools.shared.measurement import medians
 
 if TYPE_CHECKING:
     from bundler.backends.port import Backend
@@ -54,8 +53,6 @@ _FRESH = (
     "load: open the bundle, check the manifest",
     "restore: decode, check, write",
 )
-# What takes less is told in microseconds.
-_SHORT_S = 0.002
 
 #: Of a restore by tag from a server, in their order.
 START = (
@@ -74,23 +71,6 @@ START = (
 )
 
 
-class Steps:
-    """Times one step after the other."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.restart()
-
-    def restart(self) -> None:
-        """Count from now."""
-        self._since = time.perf_counter()
-
-    def done(self, name: str) -> None:
-        """Give the time since the last step a name."""
-        self.seconds[name] = time.perf_counter() - self._since
-        self.restart()
-
-
 def push_steps(file: str, into: str) -> dict[str, float]:
     """What each step of a push takes when a store in a directory has everything already."""
     import bundler
@@ -106,18 +86,18 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     ):
         store.push(bundle, tag="bench")
         manifest = store_layout.manifest_key(bundle.digest, bundle.observed.encode())
-        steps = Steps()
+        steps = Watch()
         read_manifest(backend, "bench", manifest, DEFAULT_LIMITS)
-        steps.done("manifest: read it and compare its digests")
+        steps.lap("manifest: read it and compare its digests")
         units = list(store_layout.units_of(bundle.content))
-        steps.done("names: list the units of the bundle")
+        steps.lap("names: list the units of the bundle")
         backend.touch([unit.key for unit in units])
-        steps.done("marks: touch every unit")
+        steps.lap("marks: touch every unit")
         values = backend.get_within(store_layout.bounds_of_units(units))
-        steps.done("read: open, look at, read and close every unit")
+        steps.lap("read: open, look at, read and close every unit")
         for key, value in values.items():
             store_layout.checked_frame(value, key)
-        steps.done("hash: sha256 of every unit")
+        steps.lap("hash: sha256 of every unit")
     return steps.seconds
 
 
@@ -136,34 +116,33 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
-    steps, name = Steps(), "bench"
+    steps, name = Watch(), "bench"
     with _backend(url, float(patience_s)) as backend:
-        steps.done(START[0])
+        steps.lap(START[0])
         named = References(backend, name).find(tag)
         manifest, hints = named.manifest, named.hints
-        steps.done(START[1])
+        steps.lap(START[1])
         content_bytes, observed = read_manifest(backend, name, manifest, DEFAULT_LIMITS)
-        steps.done(START[2])
+        steps.lap(START[2])
         content = Content.decode(content_bytes)
         seen = Observed.decode(observed)
-        steps.done(START[3])
+        steps.lap(START[3])
         units = BundleUnits(content)
         read = units.launch if keep == "launch" else units.all()
         blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
-        steps.done(START[4])
+        steps.lap(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
-        _place_steps(
-            steps, backend, bundle, read, hints, into, "launch" if keep == "launch" else "all"
-        )
-        steps.restart()
+        kept: Keep = "launch" if keep == "launch" else "all"
+        _place_steps(steps, backend, bundle, read, hints, into, kept)
+        steps.lap("")
         dictionaries = [store_layout.dictionary_key(digest) for _, digest in hints]
         backend.touch([manifest, *dictionaries, *[unit.key for unit in units.all()]])
-        steps.done(START[10])
+        steps.lap(START[10])
     return steps.seconds
 
 
 def _place_steps(
-    steps: Steps,
+    steps: Watch,
     backend: Backend,
     bundle: Bundle,
     units: Sequence[Unit],
@@ -179,29 +158,27 @@ def _place_steps(
     from bundler.store.blob_source import unit_batches
     from bundler.store.dictionaries import Dictionaries
 
-    steps.restart()
+    steps.lap("")
     plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
     wanted = [planned(kernel, keep) for kernel in plan.wanted_kernels()]
-    steps.done(START[5])
+    steps.lap(START[5])
     needed = {unit.key: unit for unit in units}
     values: dict[str, bytes] = {}
     for batch in unit_batches(needed.values()):
         values |= backend.get_within(store_layout.bounds_of_units(batch))
-    steps.done(START[6])
-    dictionaries, families = (
-        Dictionaries(backend, "bench"),
-        {unit.family for unit in needed.values()},
-    )
+    steps.lap(START[6])
+    dictionaries = Dictionaries(backend, "bench")
+    families = {unit.family for unit in needed.values()}
     dictionaries.fetch([digest for family, digest in hints if family in families])
-    steps.done(START[7])
+    steps.lap(START[7])
     found = _decoded(needed, values, dictionaries)
-    steps.done(START[8])
+    steps.lap(START[8])
     for one in wanted:
         one.contents = tuple([found[digest] for digest in one.digests])
     new = place.new_kernels([localized(one, place.path, plan.triton_dir) for one in wanted])
-    steps.done(START[9])
+    steps.lap(START[9])
     assert not any(write_kernels(place.path, new, 1))
-    steps.done(START[11])
+    steps.lap(START[11])
 
 
 def _decoded(
@@ -226,20 +203,9 @@ def _backend(url: str, timeout_s: float | None = None) -> Backend:
     return open_backend((url,), Opening(server=server))[0]
 
 
-def profile_table(heading: str, steps: dict[str, float]) -> str:
-    """Return a heading and the table of the steps, as Markdown."""
-    whole = sum(steps.values())
-    factor, unit = (1e6, "us") if whole < _SHORT_S else (1e3, "ms")
-    rows = [
-        (step, shown(seconds * factor, unit)) for step, seconds in [*steps.items(), ("sum", whole)]
-    ]
-    lines = ["| step | time |", "| --- | --- |", *(f"| {step} | {time} |" for step, time in rows)]
-    return f"{heading}\n\n" + "\n".join(lines) + "\n"
-
-
 def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
     """What each step takes of the first restore of a new process, medians."""
-    found: dict[str, list[float]] = {}
+    found: list[dict[str, float]] = []
     with child_environment() as environment:
         for number in range(rounds + 1):
             shutil.rmtree(into, ignore_errors=True)
@@ -251,9 +217,7 @@ def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
             whole = time.perf_counter() - started - bare
             laps: list[Any] = json.loads(done.stdout)
             if number:  # the first round fills the bytecode cache
-                for name, seconds in zip(_FRESH, laps, strict=True):
-                    found.setdefault(name, []).append(seconds)
-                found.setdefault("end: take the interpreter down", []).append(whole - sum(laps))
-    with contextlib.suppress(OSError):
-        shutil.rmtree(into)
-    return {name: measurement.median(each) for name, each in found.items()}
+                steps = dict(zip(_FRESH, laps, strict=True))
+                found.append(steps | {"end: take the interpreter down": whole - sum(laps)})
+    shutil.rmtree(into, ignore_errors=True)
+    return medians(found)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 from tools.clients.compile import environment
 from tools.clients.restore import RESTORED
 from tools.clients.wheels import CLIENTS
-from tools.shared import measurement, processes
+from tools.shared import measurement, processes, programs
+from tools.shared.measurement import row
 
 TARGETS = ("cuda:90", "hip:gfx942")
 # The whole of cuda:90, and so many kernels of each client for the other target.
@@ -35,34 +35,19 @@ _LEAST = {"cuda:90": 1000, "hip:gfx942": 200}
 
 def main() -> int:
     """Check all clients, or some."""
-    parser = argparse.ArgumentParser(
-        prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__,
+        folder=(Path, "where wheels and compiled kernels are kept between runs"),
+        workers=(2, "processes that compile"),
+        seconds=(7200.0, "of one client and target; what is left counts as not tried"),
+        merge=(False, "run nothing; put together what earlier runs left in the folder"),
+        results=(measurement.RESULTS, "where clients.json goes"),
     )
-    parser.add_argument(
-        "clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all when none is named"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        required=True,
-        help="where wheels and compiled kernels are kept between runs",
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=7200,
-        help="of one client and target; what is left counts as not tried",
-    )
-    parser.add_argument(
-        "--merge",
-        action="store_true",
-        help="run nothing; put together what earlier runs left in the folder",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where clients.json goes"
-    )
+    every = ", ".join(CLIENTS)
+    parser.add_argument("clients", nargs="*", help=f"of {every}; all when none is named")
     options = parser.parse_args()
+    if options.folder is None:
+        parser.error("--folder is missing: a place outside the repository")
     unknown = [name for name in options.clients if name not in CLIENTS]
     if unknown:
         parser.error(f"unknown client {', '.join(unknown)}; expected {', '.join(CLIENTS)}")
@@ -89,11 +74,9 @@ def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]
     told: dict[str, Any] = json.loads(_SITE_PACKAGES.sub("", text.replace(f"{root}/", "")))
     del told["root"]
     told["second_process"] = json.loads(path.with_suffix(RESTORED).read_text())
-    print(
-        f"{name} for {target}: {told['compiled']} of {told['tried']} compiled,"
-        f" {told['second_process']['hits']} hit",
-        flush=True,
-    )
+    hits = told["second_process"]["hits"]
+    counts = f"{told['compiled']} of {told['tried']} compiled, {hits} hit"
+    print(f"{name} for {target}: {counts}", flush=True)
     return told
 
 
@@ -104,30 +87,13 @@ def _path(name: str, target: str, options: argparse.Namespace) -> Path:
 
 def _run(name: str, target: str, path: Path, options: argparse.Namespace) -> None:
     folder = options.folder.absolute()
-    limits = ["--workers", str(options.workers), "--folder", str(folder)]
-    wanted = ["--wanted", str(_WANTED[target])] if target in _WANTED else []
-    processes.output(
-        "tools.clients",
-        "compile",
-        name,
-        target,
-        "--result",
-        str(path),
-        "--seconds",
-        str(options.seconds),
-        *wanted,
-        *limits,
-        environment=environment(folder),
-        timeout_s=_TIMEOUT_S,
-    )
-    processes.output(
-        "tools.clients",
-        "restore",
-        str(path),
-        *limits,
-        environment=environment(folder),
-        timeout_s=_TIMEOUT_S,
-    )
+    limits = ("--workers", str(options.workers), "--folder", str(folder))
+    wanted = ("--wanted", str(_WANTED[target])) if target in _WANTED else ()
+    found = ("--result", str(path), "--seconds", str(options.seconds))
+    for words in (("compile", name, target, *found, *wanted), ("restore", str(path))):
+        variables = environment(folder)
+        line = (*words, *limits)
+        processes.output("tools.clients", *line, environment=variables, timeout_s=_TIMEOUT_S)
 
 
 def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,27 +104,17 @@ def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         total: Counter[str] = Counter()
         for one in mine:
             total.update({"compiled": one["compiled"], "keys": one["keys"]})
-            total.update(
-                {
-                    name: one["second_process"][name]
-                    for name in ("restored", "asked", "hits", "compiles", "ptxas_calls")
-                }
-            )
+            names = ("restored", "asked", "hits", "compiles", "ptxas_calls")
+            total.update({name: one["second_process"][name] for name in names})
+        again, compiled = total["compiles"] + total["ptxas_calls"], total["compiled"]
         lines += [
-            measurement.row(
-                f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least
-            ),
-            measurement.row(
+            row(f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least),
+            row(
                 f"of these found in another process, {target}",
                 total["hits"],
                 "kernels",
-                least=total["compiled"],
+                least=compiled,
             ),
-            measurement.row(
-                f"compiled there, {target}",
-                total["compiles"] + total["ptxas_calls"],
-                "kernels",
-                most=0,
-            ),
+            row(f"compiled there, {target}", again, "kernels", most=0),
         ]
     return lines

@@ -25,12 +25,13 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target
 from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.toolchain import compile_call, identity
-from bundler.toolchain.imagined_arguments import recorded_arguments
+from bundler.toolchain.argument_specs import recorded_arguments
 from tools.clients import found_kernels, stand_ins
 from tools.clients.found_kernels import FoundKernel
 from tools.clients.guesses import Call
 from tools.clients.trials import CAPTURED, Calls, Trials, guessed
 from tools.clients.wheels import CLIENTS, unpacked
+from tools.shared import programs
 
 PREPARE = "tools.clients.stand_ins:prepare"
 # Of one compile; a wrong guess may lead to kernels that no compiler can finish.
@@ -40,44 +41,22 @@ _MEMORY_BYTES = 3 << 30
 
 def main() -> int:
     """Compile what is asked for."""
-    parser = argparse.ArgumentParser(
-        prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__,
+        folder=(Path, "where wheels and compiled kernels are kept between runs"),
+        part=([""], "only these folders of the package"),
+        workers=(2, "processes that compile"),
+        wanted=(int, "stop when so many kernels are compiled"),
+        guesses=(int, "guess no more often than this; a later run goes on from there"),
+        seconds=(7200.0, "stop after so long; what is left counts as not tried"),
+        captured=(Path, "a bundle whose launches are compiled instead of guessed ones"),
+        result=(Path, "where the result goes; beside it .jobs and .tbundle"),
     )
     parser.add_argument("client", choices=CLIENTS)
     parser.add_argument("target", type=Target.parse, help="such as cuda:90")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        required=True,
-        help="where wheels and compiled kernels are kept between runs",
-    )
-    parser.add_argument(
-        "--part",
-        action="append",
-        help="only this folder of the package; may be given several times",
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--wanted", type=int, help="stop when so many kernels are compiled")
-    parser.add_argument("--most", type=int, help="try no more kernels than these")
-    parser.add_argument(
-        "--guesses", type=int, help="guess no more often than this; a later run goes on from there"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=7200,
-        help="stop after so long; what is left counts as not tried",
-    )
-    parser.add_argument(
-        "--captured", type=Path, help="a bundle whose launches are compiled instead of guessed ones"
-    )
-    parser.add_argument(
-        "--result",
-        type=Path,
-        required=True,
-        help="where the result goes; beside it .jobs and .tbundle",
-    )
     options = parser.parse_args()
+    if options.folder is None or options.result is None:
+        parser.error("--folder and --result are needed")
     options.result.parent.mkdir(parents=True, exist_ok=True)
     result = compile_client(options)
     options.result.write_text(json.dumps(result, indent=1))
@@ -91,18 +70,15 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     roots = unpacked(client, folder)
     sys.path[:0] = map(str, roots)
     stand_ins.install()
-    found = found_kernels.find(
-        roots[0], [Path(client.package, part) for part in options.part or [""]], target
-    )
-    kernels = list(found.kernels.values())[: options.most]
+    places = [Path(client.package, part) for part in options.part]
+    found = found_kernels.find(roots[0], places, target)
+    kernels = list(found.kernels.values())
     cache = folder / "compiled" / f"{options.client}-{target.backend}"
     calls: Calls = guessed
     state = folder / "state" / options.client / str(target).replace(":", "-")
     if options.captured is not None:
-        calls, state = (
-            _calls_of(options.captured, guessed),
-            state.with_name(f"{state.name}-captured"),
-        )
+        calls = _calls_of(options.captured, guessed)
+        state = state.with_name(f"{state.name}-captured")
     with CompileService(
         options.workers,
         cache_dir=cache,

@@ -15,26 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.toolchain import jit_specialization
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 Call = tuple[dict[str, Spec], dict[str, Any]]
 
 _MEMORY = frozenset(
     {"load", "store", "make_block_ptr", "make_tensor_descriptor", "prefetch", "advance"}
 )
-_SHAPES = frozenset(
-    {
-        "arange",
-        "zeros",
-        "full",
-        "make_block_ptr",
-        "reshape",
-        "view",
-        "broadcast_to",
-        "zeros_like",
-        "trans",
-    }
-)
+_MAKE = ("arange", "zeros", "full", "make_block_ptr", "zeros_like")
+_SHAPES = frozenset({*_MAKE, "reshape", "view", "broadcast_to", "trans"})
 _INTEGERS = re.compile(
     r"(ind(ex|ices|ptr)|_ids?\b|idx|ids$|seqlen|cu_|lens?(_|$|\b)|length|offset|table|slot|mapping|count|num_|loc|block_tables|position|pos\b|label"
     r"|target|req|page|expert|topk_id|sorted|token|start|_map|counter|lock|chunk_)",
@@ -110,9 +99,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """Calls show what their arguments are."""
-        name = (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
+        name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name in _MEMORY or name.startswith("atomic_"):
             self._access(node)

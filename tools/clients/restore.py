@@ -7,7 +7,6 @@ at another path too and a ptxas that refuses.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from bundler.lifecycle.restoration import restore
 from tools.clients import stand_ins
 from tools.clients.compile import PREPARE
 from tools.clients.wheels import CLIENTS, unpacked
-from tools.shared import measurement
+from tools.shared import measurement, programs
 
 # Beside the result of `compile`.
 RESTORED = ".restored"
@@ -32,15 +31,14 @@ RESTORED = ".restored"
 
 def main() -> int:
     """Restore and ask."""
-    parser = argparse.ArgumentParser(
-        prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__, folder=(Path, "where the wheels are"), workers=(2, "processes that ask")
     )
-    parser.add_argument(
-        "compiled", type=Path, help="the result of `compile`; beside it are the bundle and the jobs"
-    )
-    parser.add_argument("--folder", type=Path, required=True, help="where the wheels are")
-    parser.add_argument("--workers", type=int, default=2)
+    beside = "the result of `compile`; beside it are the bundle and the jobs"
+    parser.add_argument("compiled", type=Path, help=beside)
     options = parser.parse_args()
+    if options.folder is None:
+        parser.error("--folder is missing")
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="elsewhere-") as elsewhere:
         found = restored(
             options.compiled, options.folder.absolute(), Path(elsewhere), options.workers

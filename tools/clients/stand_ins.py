@@ -16,70 +16,24 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from bundler.toolchain.warmup import warm
+from bundler.toolchain.compile_call import warm
 from tools.clients.wheels import CLIENTS
 
 # Packages that the kernel files of servers import and that are not installed where this runs.
-HEAVY = (
-    "aiter",
-    "cuda",
-    "cutlass",
-    "deep_ep",
-    "deep_gemm",
-    "fastapi",
-    "flash_attn",
-    "flashinfer",
-    "flydsl",
-    "gguf",
-    "huggingface_hub",
-    "loguru",
-    "mooncake",
-    "orjson",
-    "outlines",
-    "PIL",
-    "pybase64",
-    "pydantic",
-    "quack",
-    "ray",
-    "regex",
-    "requests",
-    "sgl_kernel",
-    "starlette",
-    "tilelang",
-    "torchvision",
-    "tqdm",
-    "transformers",
-    "triton_kernels",
-    "tvm_ffi",
-    "uvicorn",
-    "zmq",
-    "cachetools",
-    "cloudpickle",
-    "pybind11",
-    "aiohttp",
-    "openai",
-    "xgrammar",
-    "compressed_tensors",
-    "safetensors",
-    "torchaudio",
-    "msgpack_numpy",
-    "blake3",
-    "prometheus_client",
-    "setproctitle",
-    "tokenizers",
-    "xformers",
-    "accelerate",
-    "diffusers",
-    "apache_tvm_ffi",
-    "nvidia",
-    "tvm",
-    "pynvml",
-    "amdsmi",
+HEAVY = re.compile(
+    r"accelerate|aiohttp|aiter|amdsmi|apache_tvm_ffi|blake3|cachetools|cloudpickle"
+    r"|compressed_tensors|cuda|cutlass|deep_ep|deep_gemm|diffusers|fastapi|flash_attn"
+    r"|flashinfer|flydsl|gguf|huggingface_hub|loguru|mooncake|msgpack_numpy|nvidia|openai"
+    r"|orjson|outlines|PIL|prometheus_client|pybase64|pybind11|pydantic|pynvml|quack|ray"
+    r"|regex|requests|safetensors|setproctitle|sgl_kernel|starlette|tilelang|tokenizers"
+    r"|torchaudio|torchvision|tqdm|transformers|triton_kernels|tvm|tvm_ffi|uvicorn|xformers"
+    r"|xgrammar|zmq"
 )
 _HOLLOW = tuple(client.package for client in CLIENTS.values() if client.hollow)
 # Files that mention one of these are loaded as they are.
@@ -100,11 +54,8 @@ class Anything:
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         """Return what is decorated, or another stand-in."""
-        return (
-            arguments[0]
-            if len(arguments) == 1 and callable(arguments[0])
-            else Anything(f"{self.__name__}()")
-        )
+        decorated = len(arguments) == 1 and callable(arguments[0])
+        return arguments[0] if decorated else Anything(f"{self.__name__}()")
 
     def __getitem__(self, _: Any) -> Anything:
         return self
@@ -174,18 +125,10 @@ def _triton_utils() -> dict[str, Any]:
     from triton.experimental.gluon import language as gl
     from triton.language.core import _aggregate as aggregate
 
-    return {
-        "HAS_TRITON": True,
-        "triton": triton,
-        "tl": tl,
-        "tldevice": tl.extra.libdevice,
-        "LOG2E": 1.4426950408889634,
-        "LOGE2": 0.6931471805599453,
-        "gluon": gluon,
-        "gl": gl,
-        "aggregate": aggregate,
-        "use_tensor_descriptor": lambda *_, **__: False,
-    }
+    numbers = {"LOG2E": 1.4426950408889634, "LOGE2": 0.6931471805599453}
+    own = {"use_tensor_descriptor": lambda *_, **__: False, "tldevice": tl.extra.libdevice}
+    modules = {"triton": triton, "tl": tl, "gluon": gluon, "gl": gl, "aggregate": aggregate}
+    return {"HAS_TRITON": True, **numbers, **own, **modules}
 
 
 class _Platform(Anything):
@@ -296,7 +239,7 @@ class _Absent(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a stand-in for a heavy package and all below it; None for other modules."""
-        if name.partition(".")[0] not in HEAVY:
+        if not HEAVY.fullmatch(name.partition(".")[0]):
             return None
         return importlib.machinery.ModuleSpec(name, _StandInLoader(), is_package=True)
 

@@ -13,19 +13,11 @@ the package index and unpacked.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# A release of vLLM is 340 MB.
-_TIMEOUT_S = 1800
-
-
-class NoIndex(Exception):
-    """A wheel could not be fetched; the message has what pip said."""
+from tools.shared.wheel_files import fetched, unpack
 
 
 @dataclass(frozen=True)
@@ -73,41 +65,9 @@ def unpacked(client: Client, folder: Path) -> list[Path]:
 def _unpacked(project: str, version: str, folder: Path) -> Path:
     place = folder / f"{project}-{version}"
     if not place.is_dir():
-        wheel = _wheel(project, version, folder / "wheels")
+        wheel = fetched(project, version, folder / "wheels")
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             root = Path(temporary, "root")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(
-                    root, [name for name in archive.namelist() if name.endswith(".py")]
-                )
+            unpack(wheel, root, lambda name: name.endswith(".py"))
             os.rename(root, place)
     return place
-
-
-def _wheel(project: str, version: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    pattern = f"{project.replace('-', '_')}-{version}-*.whl"
-    if not (found := sorted(folder.glob(pattern))):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--disable-pip-version-check",
-            "--dest",
-            str(folder),
-            f"{project}=={version}",
-        ]
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-        found = sorted(folder.glob(pattern))
-        if answer.returncode or not found:
-            raise NoIndex(
-                f"{project}=={version} could not be fetched: {answer.stderr.strip()[-300:]}"
-            )
-    return found[0]

@@ -12,7 +12,6 @@ its end.  The figures go to docs/results/, and their table into docs/stores.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,9 +25,9 @@ from typing import Any
 
 from tools.cluster.fault_cases import CASES, CREDENTIALS, STORE_URL, Case, failing
 from tools.cluster.fault_plugin import KERNEL, TARGET
-from tools.shared import example_kernels, measurement
+from tools.shared import example_kernels, measurement, programs
 from tools.shared.object_server import ObjectServer
-from tools.shared.processes import ROOT, output, python_path
+from tools.shared.processes import ROOT, answer, python_path
 
 PAGE = ROOT / "docs" / "stores.md"
 RESULT = "cloud-faults"
@@ -53,35 +52,18 @@ print(json.dumps([time.perf_counter() - started, peak() - before]))
 
 def main() -> int:
     """Measure and write, or check the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        check=(False, "measure nothing; exit 1 when the page is stale"),
+        settings=("", "what follows the URL: timeout_s=1"),
+        only=("", "the cases with these words in their name"),
+        results=(measurement.RESULTS, "where the figures go"),
+        page=(PAGE, "the page with the table"),
     )
-    parser.add_argument(
-        "--check", action="store_true", help="measure nothing; exit 1 when the page is stale"
-    )
-    parser.add_argument(
-        "--settings", default="", metavar="QUERY", help="what follows the URL: timeout_s=1"
-    )
-    parser.add_argument(
-        "--only", default="", metavar="WORDS", help="the cases with these words in their name"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=measurement.RESULTS,
-        metavar="DIR",
-        help="where the figures go",
-    )
-    parser.add_argument(
-        "--page", type=Path, default=PAGE, metavar="FILE", help="the page with the table"
-    )
-    options = parser.parse_args()
     file = options.results / f"{RESULT}.json"
     if options.check:
-        if (
-            with_table(options.page.read_text(), json.loads(file.read_text()))
-            == options.page.read_text()
-        ):
+        page = options.page.read_text()
+        if with_table(page, json.loads(file.read_text())) == page:
             return 0
         print(f"{options.page} is stale: run python -m tools.cluster cloud-faults")
         return 1
@@ -145,16 +127,11 @@ def command(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict
         except bundler.BundlerError as raised:
             error, said = type(raised).__name__, str(raised)
         seconds = time.perf_counter() - started
-    secret = any(
-        CREDENTIALS[name] in said for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-    )
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    secret = any(CREDENTIALS[name] in said for name in names)
     right = error == case.says and (kernels > 0) == (not case.says) and not secret
-    return {
-        "error": error,
-        "said": said.replace(endpoint, "ENDPOINT"),
-        "seconds": seconds,
-        "ok": right,
-    }
+    told = {"error": error, "said": said.replace(endpoint, "ENDPOINT")}
+    return {**told, "seconds": seconds, "ok": right}
 
 
 def plug_in(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict[str, Any]:
@@ -167,8 +144,7 @@ def plug_in(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict
             "TRITON_CACHE_DIR": cache,
             "TRITON_BUNDLER_STORE": url,
         }
-        answer = output("tools.cluster.fault_plugin", environment=environment)
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+        found: dict[str, Any] = answer("tools.cluster.fault_plugin", environment=environment)
     found["warnings"] = [text.replace(endpoint, "ENDPOINT") for text in found["warnings"]]
     return found
 
@@ -180,16 +156,10 @@ def listing(url: str) -> dict[str, float]:
     server = ObjectServer()
     server.objects = {f"store/packs/{number:016x}": b"x" for number in range(LISTED)}
     with server.serving():
-        environment = {
-            **os.environ,
-            **CREDENTIALS,
-            "AWS_ENDPOINT_URL": server.endpoint,
-            "PYTHONPATH": python_path(),
-        }
+        found = {"AWS_ENDPOINT_URL": server.endpoint, "PYTHONPATH": python_path()}
         line = [sys.executable, "-c", PEAK, url]
-        said = subprocess.run(
-            line, env=environment, check=True, capture_output=True, text=True, cwd=ROOT
-        ).stdout
+        environment = {**os.environ, **CREDENTIALS, **found}
+        said = subprocess.check_output(line, env=environment, text=True, cwd=ROOT)
     seconds, kib = json.loads(said)
     return {"files": LISTED, "seconds": seconds, "peak_mb": kib / 1024}
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -17,15 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.cluster.kernels import make_stand_ins
 from tools.cluster.ranks import TAG, Job
-from tools.shared import measurement
-from tools.shared.processes import ROOT, command
+from tools.shared import kernel_copies, kernel_variants, measurement
+from tools.shared.processes import Helper
 from tools.shared.redis_server import CompileLog, Meter, Server, Work, running
 
 RANKS, REAL, REPLAY = (f"tools.cluster.{name}" for name in ("ranks", "real_rank", "replay"))
 PHASES = ("cold", "warm", "reading")
-PROCESSES = 4
+PROCESSES, MOST_COMPILED = 4, 200
 # Here a thousand ranks share a few cores, and wait for each other as they never would: no time-out
 # is to come of that.
 PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}
@@ -82,22 +80,9 @@ def measure(point: Point, kernels: Path | None, processes: int = PROCESSES) -> d
             make_stand_ins(kernels, point.kernels, bundle)
         with running() as other:
             compile_log = CompileLog(other)
-            job = Job(
-                "cold",
-                [],
-                point.ranks,
-                point.kernels,
-                point.host_ranks,
-                point.group,
-                point.order,
-                store.url(**PATIENT),
-                other.address,
-                str(bundle),
-                name,
-                "",
-                point.compile_s,
-                point.lease_s,
-            )
+            counts = (point.ranks, point.kernels, point.host_ranks, point.group, point.order)
+            places = (store.url(**PATIENT), other.address, str(bundle), name, "")
+            job = Job("cold", [], *counts, *places, point.compile_s, point.lease_s)
             script = RANKS if kernels is not None else REAL
             row["cold"] = _phase(job, point, store, _commands(script, job, processes), compile_log)
             compiles = compile_log.compiles()
@@ -113,12 +98,8 @@ def measure(point: Point, kernels: Path | None, processes: int = PROCESSES) -> d
         for phase in PHASES[1 : 1 + point.restores + point.reads]:
             # New hosts, with nothing near.
             Path(name, phase).mkdir()
-            again = replace(
-                job,
-                phase="warm",
-                url=store.url(**PATIENT, readonly=int(phase == "reading")),
-                folder=str(Path(name, phase)),
-            )
+            url = store.url(**PATIENT, readonly=int(phase == "reading"))
+            again = replace(job, phase="warm", url=url, folder=str(Path(name, phase)))
             row[phase] = _phase(again, point, store, _commands(RANKS, again, processes), None)
     return row
 
@@ -148,42 +129,27 @@ def measure_herd(herd: Herd, kernels: Path, count: int, limit_s: float = 90.0) -
         limit_s: after this time, who has not been answered has failed.
     """
     folder = tempfile.TemporaryDirectory(prefix="cluster.", dir=measurement.fast_directory())
-    settings = [
-        "--maxclients",
-        str(herd.ranks + 100),
-        *(["--tcp-backlog", str(herd.backlog)] if herd.backlog else []),
-    ]
+    settings = ["--maxclients", str(herd.ranks + 100)]
+    settings += ["--tcp-backlog", str(herd.backlog)] if herd.backlog else []
     with folder as name, running(*settings) as store:
         bundle = Path(name, "kernels.tbundle")
         make_stand_ins(kernels, count, bundle)
         _push(store, bundle)
-        url = store.url(**PATIENT, readonly=int(herd.read_only))
-        job = Job(
-            "warm", [0], 1, count, 0, 1, "same", url, store.address, str(bundle), name, "", 0.0, 1.0
-        )
-        turns = _recorded(job)
+        places = (store.url(**PATIENT, readonly=int(herd.read_only)), store.address, str(bundle))
+        turns = _recorded(Job("warm", [0], 1, count, 0, 1, "same", *places, name, "", 0.0, 1.0))
         meter = Meter(store)
-        line = json.dumps(
-            {"port": store.port, "turns": turns, "ranks": herd.ranks, "limit_s": limit_s}
-        )
-        done = subprocess.run(
-            command(REPLAY),
-            cwd=ROOT,
-            input=line,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=limit_s + 60,
-        )
-        answer, work = json.loads(done.stdout), meter.stop()
-    waits = sorted(answer.pop("waits_s"))
+        replay = Helper(REPLAY)
+        job = {"port": store.port, "turns": turns, "ranks": herd.ranks, "limit_s": limit_s}
+        found, work = replay.ask(job), meter.stop()
+        replay.close()
+    waits = sorted(found.pop("waits_s"))
     return {
         **asdict(herd),
         "kernels": count,
         "round_trips": len(turns),
         "longest_answer_bytes": max(size for _, size in turns),
         "waits_s": {name: _percentile(waits, percent) for name, percent in PERCENTILES.items()},
-        **answer,
+        **found,
         **_costs(work),
     }
 
@@ -192,11 +158,9 @@ def _recorded(job: Job) -> list[tuple[str, int]]:
     """Return what a rank says to a server that knows our scripts, which the first rank tells it."""
     record = Path(job.folder, "turns")
     for name in ("", str(record)):
-        with _started(
-            [(RANKS, replace(job, samples=str(Path(job.folder, "samples")), record=name))]
-        ) as (process,):
-            _tell(process, "")
-            if _answer(process)["error_count"]:
+        own = replace(job, samples=str(Path(job.folder, "samples")), record=name)
+        with _started([(RANKS, own)]) as (process,):
+            if process.ask(None)["error_count"]:
                 raise RuntimeError("the rank whose conversation was to be recorded failed")
     turns: list[tuple[str, int]] = json.loads(record.read_text())
     return turns
@@ -206,7 +170,7 @@ def defaults() -> dict[str, Any]:
     """Return what holds unless somebody sets something else, of our server files and of our
     URLs.
     """
-    from bundler.backends.redis import metered_socket, url_settings
+    from bundler.backends.redis import server_connections, url_settings
 
     with running() as store:
         # One by one: servers before 7.0 answer no more.
@@ -221,8 +185,36 @@ def defaults() -> dict[str, Any]:
         "tcp_backlog": said["tcp-backlog"],
         "redis": version,
         "timeout_s": url_settings.DEFAULT_TIMEOUT_S,
-        "bytes_per_s": metered_socket.BYTES_PER_S,
+        "bytes_per_s": server_connections.BYTES_PER_S,
     }
+
+
+def real_kernels(folder: Path, count: int) -> Path:
+    """Compile so many kernels for sm_90 with Triton, `MOST_COMPILED` at most; returns a bundle
+    file.
+    """
+    import bundler
+
+    path = folder / "real.tbundle"
+    with bundler.pack(kernel_variants.cache_of(min(count, MOST_COMPILED), folder)) as bundle:
+        bundle.save(path)
+    return path
+
+
+def make_stand_ins(source: Path, count: int, path: Path) -> None:
+    """Write a bundle of `count` kernels made from the CUDA kernels of a bundle file."""
+    import bundler
+
+    blobs: dict[bytes, bytes] = {}
+    with bundler.Bundle.load(source) as bundle:
+        kernels = [kernel for kernel in bundle.kernels if kernel.target.backend == "cuda"]
+        if not kernels:
+            raise RuntimeError(f"{source} has no kernel for CUDA to make stand-ins from")
+        made = [
+            kernel_copies.copy_of(bundle, kernels[number % len(kernels)], number, blobs)
+            for number in range(count)
+        ]
+    kernel_copies.save(made, blobs, path)
 
 
 def _push(store: Server, bundle: Path) -> None:
@@ -251,14 +243,12 @@ def _phase(
         meter = Meter(store)
         began = time.monotonic()
         for process in started:
-            _tell(process, "")
-        harmed = (
-            _harm(started, [own.ranks for _, own in commands], point, compile_log)
-            if compile_log and point.fault
-            else None
-        )
+            process.tell(None)
+        harmed = None
+        if compile_log and point.fault:
+            harmed = _harm(started, [own.ranks for _, own in commands], point, compile_log)
         answers = [
-            _answer(process)
+            process.hear()
             for process in started
             if process is not harmed or point.fault == "freeze"
         ]
@@ -271,27 +261,20 @@ def _phase(
 
 
 @contextlib.contextmanager
-def _started(commands: list[tuple[str, Job]]) -> Iterator[list[subprocess.Popen[str]]]:
+def _started(commands: list[tuple[str, Job]]) -> Iterator[list[Helper]]:
     """Start processes and wait until all their ranks are ready."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Helper] = []
     try:
         for module, job in commands:
-            process = subprocess.Popen(
-                command(module), cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            started.append(process)
-            _tell(process, job.encode())
+            started.append(Helper(module))
+            started[-1].tell(asdict(job))
         for process in started:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError(
-                    f"a process of ranks ended with status {process.wait()}; its error is above"
-                )
+            process.hear()
         yield started
     finally:
         for process in started:
-            process.kill()
-            process.communicate()
+            process.process.kill()
+            process.close()
 
 
 def _shares(job: Job, processes: int) -> Iterator[list[int]]:
@@ -305,11 +288,11 @@ def _shares(job: Job, processes: int) -> Iterator[list[int]]:
 
 
 def _harm(
-    started: Sequence[subprocess.Popen[str]],
+    started: Sequence[Helper],
     shares: Sequence[list[int]],
     point: Point,
     compile_log: CompileLog,
-) -> subprocess.Popen[str]:
+) -> Helper:
     """Kill or freeze the first process that compiles, in the middle of it."""
     until_s = time.monotonic() + HARM_S
     while not (compiling := compile_log.ranks()):
@@ -320,29 +303,12 @@ def _harm(
         process for process, ranks in zip(started, shares, strict=True) if compiling[0] in ranks
     )
     if point.fault == "kill":
-        victim.kill()
+        victim.process.kill()
     else:
-        victim.send_signal(signal.SIGSTOP)
+        victim.process.send_signal(signal.SIGSTOP)
         time.sleep(point.lease_s * 1.5)
-        victim.send_signal(signal.SIGCONT)
+        victim.process.send_signal(signal.SIGCONT)
     return victim
-
-
-def _tell(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(
-            f"a process of ranks ended with status {process.wait()}; its error is above"
-        )
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 def _summary(
@@ -366,6 +332,5 @@ def _costs(work: Work) -> dict[str, Any]:
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
     """Return the least sample that so many percent are not above; 0 when there is none."""
-    return (
-        round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 6) if ordered else 0.0
-    )
+    place = max(0, math.ceil(len(ordered) * percent / 100) - 1)
+    return round(ordered[place], 6) if ordered else 0.0

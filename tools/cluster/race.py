@@ -26,7 +26,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,12 +35,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.shared import example_kernels, measurement
-from tools.shared.processes import ROOT, command, output
+from tools.shared import example_kernels, measurement, programs
+from tools.shared.processes import Helper, output
 
 if TYPE_CHECKING:
     from bundler import Bundle, Store
 
+RESULT = "race-store"
 ROUNDS = 1000
 PROCESSES = 8
 ACTS_A_ROUND = 3
@@ -190,32 +190,15 @@ class Race:
         self.counts: Counter[str] = Counter()
         self.expected: set[str] = set()
         self.problems: list[str] = []
-        racer = command("tools.cluster", "race", "--racer", str(folder), "--seed", str(seed))
-        self.racers = [
-            subprocess.Popen(
-                [*racer, "--number", str(n)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-            for n in range(processes)
-        ]
+        racer = ("race", "--racer", str(folder), "--seed", str(seed), "--number")
+        self.racers = [Helper("tools.cluster", *racer, str(n)) for n in range(processes)]
 
     def round(self, number: int) -> None:
         """Let everybody race, then look alone, then set the stage for the next round."""
         for racer in self.racers:
-            assert racer.stdin is not None
-            racer.stdin.write(f"{number}\n")
-            racer.stdin.flush()
+            racer.tell(number)
         for racer in self.racers:
-            assert racer.stdout is not None
-            line = racer.stdout.readline()
-            if not line:
-                raise RuntimeError(
-                    f"a process ended with status {racer.wait()}; its error is above"
-                )
-            answer = json.loads(line)
+            answer = racer.hear()
             self.counts.update(answer["counts"])
             self.expected |= set(answer["pushed"])
             self.problems += [f"round {number}, {problem}" for problem in answer["problems"]]
@@ -225,8 +208,7 @@ class Race:
     def close(self) -> None:
         """End the processes."""
         for racer in self.racers:
-            racer.kill()
-            racer.communicate()
+            racer.close()
         self.store.close()
         self.bundle.close()
 
@@ -280,9 +262,8 @@ def digests(cache: Path) -> Digests:
         files = {path.name: path.read_bytes() for path in directory.iterdir()}
         (group,) = (name for name in files if name.startswith(GROUP))
         assert set(json.loads(files[group])["child_paths"]) == files.keys() - {group}
-        found[directory.name] = {
-            name: hashlib.sha256(data).hexdigest() for name, data in files.items()
-        }
+        hashed = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        found[directory.name] = hashed
     return found
 
 
@@ -315,34 +296,25 @@ def be_racer(folder: Path, number: int, seed: int) -> int:
     return 0
 
 
-def memory() -> str | None:
-    """Return a directory in memory; None for the usual place where there is none."""
-    # a fresh directory is made in it
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108
-
-
 def main() -> int:
     """Race, print the table, write the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        rounds=(ROUNDS, "how many"),
+        processes=(PROCESSES, "that race"),
+        bundle=(Path, "kernels to race with; compiled when not given"),
+        seed=(0, "of what is done"),
+        results=(measurement.RESULTS, f"where {RESULT}.json goes"),
+        compile=(Path, argparse.SUPPRESS),
+        racer=(Path, argparse.SUPPRESS),
+        number=(0, argparse.SUPPRESS),
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how many")
-    parser.add_argument("--processes", type=int, default=PROCESSES, help="that race")
-    parser.add_argument("--bundle", type=Path, help="kernels to race with; compiled when not given")
-    parser.add_argument("--seed", type=int, default=0, help="of what is done")
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where race-store.json goes"
-    )
-    parser.add_argument("--compile", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--racer", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
     if options.racer is not None:
         return be_racer(options.racer, options.number, options.seed)
     if options.compile is not None:
         return compile_kernels(options.compile)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="race.", dir=memory()) as name:
+    with tempfile.TemporaryDirectory(prefix="race.", dir=measurement.fast_directory()) as name:
         folder = Path(name)
         if options.bundle is None:
             places = {"HOME": name, "TRITON_CACHE_DIR": f"{name}/triton"}
@@ -367,7 +339,7 @@ def main() -> int:
     }
     for act, count in sorted(race.counts.items()):
         print(f"{act:<32}{count:>10,}")
-    path = measurement.save("race-store", result, options.results)
+    path = measurement.save(RESULT, result, options.results)
     print(
         f"{options.rounds} rounds of {options.processes} processes with {kernels} kernels in"
         f" {result['seconds']} s: {len(race.problems)} problems; written to {path}"

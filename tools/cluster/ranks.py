@@ -20,8 +20,8 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -77,10 +77,6 @@ class Job:
     lease_s: float
     record: str = ""
 
-    def encode(self) -> str:
-        """Return it as the line that a process reads."""
-        return json.dumps(asdict(self))
-
 
 @dataclass
 class Found:
@@ -90,6 +86,26 @@ class Found:
     waits_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     done_at_s: float = 0.0
+
+    def once(
+        self,
+        store: Store,
+        rank: int,
+        key: str,
+        compile_it: Callable[[int, str], Bundle],
+        lease_s: float,
+    ) -> None:
+        """Ask for a kernel with `compile_once`."""
+        import bundler
+
+        began = time.monotonic()
+        got = bundler.compile_once(store, key, partial(compile_it, rank, key), lease_s=lease_s)
+        self.done_at_s = time.monotonic()
+        self.how[got.how] += 1
+        if not got.published:
+            self.errors.append(f"rank {rank}: {key} was compiled without the store")
+        if got.how in {"found", "waited"}:
+            self.waits_s.append(self.done_at_s - began)
 
 
 class Counted(socket.socket):
@@ -146,11 +162,8 @@ class Ranks:
         # Everything is imported before the start.
         _ = bundler.compile_once, bundler.restore
         bundler.open_store(job.url).close()
-        self._job, self._begin, self.ready = (
-            job,
-            threading.Event(),
-            threading.Barrier(len(job.ranks) + 1),
-        )
+        self._job, self._begin = job, threading.Event()
+        self.ready = threading.Barrier(len(job.ranks) + 1)
         self._bundle: Bundle = bundler.Bundle.load(job.bundle)
         self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
         self._compile_log = opened_compile_log(job)
@@ -182,11 +195,8 @@ class Ranks:
         self._begin.wait()
         try:
             with bundler.open_store(*self._urls(rank)) as store:
-                (
-                    self._cold(rank, store, found)
-                    if self._job.phase == "cold"
-                    else self._warm(rank, store, found)
-                )
+                go = self._cold if self._job.phase == "cold" else self._warm
+                go(rank, store, found)
         except Exception as error:  # noqa: BLE001  # any exception is a rank that was failed
             found.errors.append(f"rank {rank}: {type(error).__name__}: {error}")
 
@@ -201,22 +211,8 @@ class Ranks:
                 found.how["found together"] += len(together.bundle.kernels)
                 found.waits_s += [found.done_at_s - began] * len(together.bundle.kernels)
                 missing = together.missing
-            self._one_by_one(missing, rank, store, found)
-
-    def _one_by_one(self, keys: Sequence[str], rank: int, store: Store, found: Found) -> None:
-        import bundler
-
-        for key in keys:
-            began = time.monotonic()
-            got = bundler.compile_once(
-                store, key, partial(self._compile, rank, key), lease_s=self._job.lease_s
-            )
-            found.done_at_s = time.monotonic()
-            found.how[got.how] += 1
-            if not got.published:
-                found.errors.append(f"rank {rank}: {key} was compiled without the store")
-            if got.how in {"found", "waited"}:
-                found.waits_s.append(found.done_at_s - began)
+            for key in missing:
+                found.once(store, rank, key, self._compile, self._job.lease_s)
 
     def _warm(self, rank: int, store: Store, found: Found) -> None:
         shared = self._job.host_ranks
@@ -302,7 +298,7 @@ def main() -> int:
     socket.socket, Counted.records = Counted, bool(job.record)  # type: ignore[misc]
     ranks = Ranks(job)
     ranks.start()
-    print("ready", flush=True)
+    print(json.dumps("ready"), flush=True)
     sys.stdin.readline()
     ranks.run()
     print(answer(job, list(ranks.found.values())), flush=True)

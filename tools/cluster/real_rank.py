@@ -11,8 +11,6 @@ import json
 import os
 import socket
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +25,12 @@ def sources(count: int) -> dict[str, tuple[Any, dict[str, int]]]:
     """Return kernel key -> source and options."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    from triton.compiler import make_backend
     from triton.runtime.cache import get_cache_key, get_cache_manager
-
-    from tools.shared import kernel_shapes
 
     backend, found = make_backend(GPUTarget(*kernel_variants.TARGET)), {}
     for name, types, constants, options in kernel_variants.variants(count):
-        signature = {**types, **dict.fromkeys(constants, "constexpr")}
-        aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
-        source = ASTSource(
-            getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned
-        )
+        source = kernel_variants.source_of(name, types, constants)
         parsed = backend.parse_options({**options, **source.parse_options()})
         text = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
         directory = get_cache_manager(hashlib.sha256(text.encode()).hexdigest()).cache_dir
@@ -64,7 +56,7 @@ def main() -> int:
     first = rank // 2 * len(keys) * 2 // job.of
     compile_log, found = ranks.opened_compile_log(job), ranks.Found()
 
-    def compile_one(key: str) -> Bundle:
+    def compile_one(rank: int, key: str) -> Bundle:
         ranks.note(compile_log, rank, key)
         source, options = wanted[key]
         with bundler.recording() as recorded:
@@ -72,17 +64,10 @@ def main() -> int:
         return recorded.collect()
 
     with bundler.open_store(job.url) as store:
-        print("ready", flush=True)
+        print(json.dumps("ready"), flush=True)
         sys.stdin.readline()
         for key in keys[first:] + keys[:first]:
-            began = time.monotonic()
-            got = bundler.compile_once(store, key, partial(compile_one, key), lease_s=job.lease_s)
-            found.done_at_s = time.monotonic()
-            found.how[got.how] += 1
-            if not got.published:
-                found.errors.append(f"rank {rank}: {key} was compiled without the store")
-            if got.how in {"found", "waited"}:
-                found.waits_s.append(found.done_at_s - began)
+            found.once(store, rank, key, compile_one, job.lease_s)
     compile_log.close()
     print(ranks.answer(job, [found]), flush=True)
     return 0

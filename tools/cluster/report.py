@@ -6,7 +6,7 @@ picture), and the document that they stand in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from tools.cluster import limits
 from tools.cluster.limits import MANY
 from tools.cluster.points import PHASES
+from tools.shared.measurement import table
 from tools.shared.processes import ROOT
 
 WIDTH, HEIGHT, _MARGIN, _HEAD = 330, 300, 52, 40
@@ -26,6 +27,9 @@ PAGE = ROOT / "docs" / "scaling.md"
 MB = 1e6
 SHOWN = {"cold": "cold", "warm": "warm", "reading": "warm, `readonly=1`"}
 Row = dict[str, Any]
+# What a column of a table has, of a point and of what is told of it.
+Column = Callable[[Row, Row], Any]
+Columns = dict[str, Column]
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,8 @@ def _panel(panel: Panel) -> list[str]:
             _text(_MARGIN - 6, y + 4, f"{value:,g}", "end"),
         ]
     for number, line in enumerate(panel.lines):
-        color, dash = (
-            _COLORS[number % len(_COLORS)],
-            ' stroke-dasharray="5 4"' if line.dashed else "",
-        )
+        color = _COLORS[number % len(_COLORS)]
+        dash = ' stroke-dasharray="5 4"' if line.dashed else ""
         places = [(across.place(x), up.place(y)) for x, y in sorted(line.points)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(
@@ -130,10 +132,8 @@ def filled(text: str, result: Row) -> str:
         ValueError: a mark is missing.
     """
     for name, make in BLOCKS.items():
-        begin, end = (
-            f"<!-- {name}: python -m tools.cluster simulation --document -->\n",
-            f"<!-- end of {name} -->\n",
-        )
+        begin = f"<!-- {name}: python -m tools.cluster simulation --document -->\n"
+        end = f"<!-- end of {name} -->\n"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
@@ -149,41 +149,24 @@ def plot(result: Row) -> str:
         list({one["ranks"]: one for one in result["herds"] if one["read_only"] == only}.values())
         for only in (False, True)
     )
-    defaults = result["defaults"]
-    by_kernels = _most_common(growth, "kernels")
-    by_ranks = _most_common(growth, "ranks")
+    by_kernels, by_ranks = _most_common(growth, "kernels"), _most_common(growth, "ranks")
+    warm = "seconds until all are warm"
+    allowed = [limits.needs_of(one).allowed_s(result["defaults"]) for one in writing]
+    longest = [
+        Line("restored by tag", [(one["ranks"], one["waits_s"]["max"]) for one in writing]),
+        Line("with readonly=1", [(one["ranks"], one["waits_s"]["max"]) for one in reading]),
+        Line(
+            "default time-out",
+            [(one["ranks"], most) for one, most in zip(writing, allowed, strict=True)],
+            dashed=True,
+        ),
+    ]
+    wait = f"longest wait in s, {writing[0]['kernels']} kernels, at once"
     return _draw(
         [
-            _grown(
-                "ranks",
-                f"seconds until all are warm, {by_kernels[0]['kernels']} kernels",
-                by_kernels,
-            ),
-            _grown(
-                "kernels", f"seconds until all are warm, {by_ranks[0]['ranks']} ranks", by_ranks
-            ),
-            Panel(
-                f"longest wait in s, {writing[0]['kernels']} kernels, at once",
-                "ranks",
-                [
-                    Line(
-                        "restored by tag",
-                        [(one["ranks"], one["waits_s"]["max"]) for one in writing],
-                    ),
-                    Line(
-                        "with readonly=1",
-                        [(one["ranks"], one["waits_s"]["max"]) for one in reading],
-                    ),
-                    Line(
-                        "default time-out",
-                        [
-                            (one["ranks"], limits.needs_of(one).allowed_s(defaults))
-                            for one in writing
-                        ],
-                        dashed=True,
-                    ),
-                ],
-            ),
+            _grown("ranks", f"{warm}, {by_kernels[0]['kernels']} kernels", by_kernels),
+            _grown("kernels", f"{warm}, {by_ranks[0]['ranks']} ranks", by_ranks),
+            Panel(wait, "ranks", longest),
         ]
     )
 
@@ -195,179 +178,123 @@ def _most_common(points: Sequence[Row], field: str) -> list[Row]:
 
 
 def _grown(field: str, title: str, points: Sequence[Row]) -> Panel:
-    return Panel(
-        title,
-        field,
-        [
-            Line(
-                "cold: everything is compiled",
-                [(point[field], point["cold"]["seconds"]) for point in points],
-            ),
-            Line(
-                "warm: restored by tag",
-                [(point[field], point["warm"]["seconds"]) for point in points],
-            ),
-        ],
-    )
+    names = {"cold": "cold: everything is compiled", "warm": "warm: restored by tag"}
+    lines = [
+        Line(name, [(point[field], point[phase]["seconds"]) for point in points])
+        for phase, name in names.items()
+    ]
+    return Panel(title, field, lines)
 
 
 def _name(point: Row) -> str:
     return "real compiles" if point["real"] else point["name"]
 
 
+def _columns(columns: Columns, rows: Iterable[tuple[Row, Any]]) -> str:
+    """Return the table of points, each with what is told of it."""
+    return table([*columns], [[value(*row) for value in columns.values()] for row in rows])
+
+
+def _wait(name: str) -> Column:
+    return lambda _, found: _short(found["waits_s"][name])
+
+
+def _of_a_rank(name: str, factor: float = 1.0) -> Column:
+    return lambda one, found: _short(found[name] / one["ranks"] * factor)
+
+
+def _in_phases(result: Row, phases: Sequence[str]) -> Iterator[tuple[Row, Row]]:
+    for one in result["points"]:
+        for phase in phases:
+            if phase in one:
+                yield one, {"phase": phase, **one[phase]}
+
+
+_COUNTS: Columns = {"ranks": lambda one, _: one["ranks"], "kernels": lambda one, _: one["kernels"]}
+_WAITS: Columns = {name: _wait(name) for name in ("p90", "p99", "max")}
+_COLD: Columns = {
+    "": lambda one, _: _name(one),
+    **_COUNTS,
+    "compiles": lambda _, found: found["compiles"],
+    "of these again": lambda _, found: found["duplicates"],
+    "leases expired": lambda _, found: found["expired"],
+    "all have all after, s": lambda _, found: _short(found["seconds"]),
+    "wait p50, s": _wait("p50"),
+    **_WAITS,
+}
+_WARM: Columns = {
+    "": lambda one, found: f"{_name(one)}{', `readonly=1`' * (found['phase'] == 'reading')}",
+    **_COUNTS,
+    "all warm after, s": lambda _, found: _short(found["seconds"]),
+    "restore p50, s": _wait("p50"),
+    **_WAITS,
+}
+_COSTS: Columns = {
+    "": lambda one, found: f"{_name(one)}, {SHOWN[found['phase']]}",
+    **_COUNTS,
+    "round trips a rank": _of_a_rank("round_trips"),
+    "commands": _of_a_rank("commands"),
+    "kB sent": _of_a_rank("received_bytes", 1e-3),
+    "kB received": _of_a_rank("sent_bytes", 1e-3),
+    "connections": _of_a_rank("connections"),
+    "server CPU, ms": _of_a_rank("cpu_s", 1e3),
+}
+_HERDS: Columns = {
+    **_COUNTS,
+    "": lambda one, _: _settings(one),
+    "all answered after, s": lambda one, _: _short(one["seconds"]),
+    "longest wait of a rank: p50, s": _wait("p50"),
+    "p99": _wait("p99"),
+    "max": _wait("max"),
+    "never answered": lambda one, _: one["failed"],
+    "connects dropped": lambda one, _: f"{one['dropped']:,}",
+    "server CPU of a rank, ms": _of_a_rank("cpu_s", 1e3),
+    "of it marking as used": lambda one, _: f"{_share(one, 'evalsha'):.0%}",
+    "memory of answers at most, MB": lambda one, _: _short(one["peak_bytes"] / MB),
+    "evicted": lambda one, _: one["evicted"],
+}
+
+
 def cold(result: Row) -> str:
     """Cold starts: what was compiled and how long all waited."""
-    return _table(
-        [
-            "",
-            "ranks",
-            "kernels",
-            "compiles",
-            "of these again",
-            "leases expired",
-            "all have all after, s",
-            "wait p50, s",
-            "p90",
-            "p99",
-            "max",
-        ],
-        [
-            [
-                _name(one),
-                one["ranks"],
-                one["kernels"],
-                found["compiles"],
-                found["duplicates"],
-                found["expired"],
-                _short(found["seconds"]),
-                *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max")),
-            ]
-            for one in result["points"]
-            for found in [one["cold"]]
-        ],
-    )
+    return _columns(_COLD, _in_phases(result, PHASES[:1]))
 
 
 def warm(result: Row) -> str:
     """Warm starts: how long a restore took."""
-    return _table(
-        ["", "ranks", "kernels", "all warm after, s", "restore p50, s", "p90", "p99", "max"],
-        [
-            [
-                f"{_name(one)}{', `readonly=1`' * (phase == 'reading')}",
-                one["ranks"],
-                one["kernels"],
-                _short(found["seconds"]),
-                *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max")),
-            ]
-            for one in result["points"]
-            for phase in PHASES[1:]
-            if phase in one
-            for found in [one[phase]]
-        ],
-    )
+    return _columns(_WARM, _in_phases(result, PHASES[1:]))
 
 
 def costs(result: Row) -> str:
     """What a rank costs the server."""
-    rows = []
-    for one in result["points"]:
-        for phase in PHASES:
-            if phase in one:
-                found, ranks = one[phase], one["ranks"]
-                rows.append(
-                    [
-                        f"{_name(one)}, {SHOWN[phase]}",
-                        ranks,
-                        one["kernels"],
-                        _short(found["round_trips"] / ranks),
-                        _short(found["commands"] / ranks),
-                        _short(found["received_bytes"] / ranks / 1e3),
-                        _short(found["sent_bytes"] / ranks / 1e3),
-                        _short(found["connections"] / ranks),
-                        _short(found["cpu_s"] / ranks * 1e3),
-                    ]
-                )
-    return _table(
-        [
-            "",
-            "ranks",
-            "kernels",
-            "round trips a rank",
-            "commands",
-            "kB sent",
-            "kB received",
-            "connections",
-            "server CPU, ms",
-        ],
-        rows,
-    )
+    return _columns(_COSTS, _in_phases(result, PHASES))
 
 
 def herds(result: Row) -> str:
     """Ranks that restore in one moment."""
+    return _columns(_HERDS, ((one, one) for one in result["herds"]))
 
-    def settings(one: Row) -> str:
-        said = [f"`tcp-backlog {one['backlog']}`"] if one["backlog"] else []
-        return ", ".join([*(["`readonly=1`"] if one["read_only"] else []), *said])
 
-    return _table(
-        [
-            "ranks",
-            "kernels",
-            "",
-            "all answered after, s",
-            "longest wait of a rank: p50, s",
-            "p99",
-            "max",
-            "never answered",
-            "connects dropped",
-            "server CPU of a rank, ms",
-            "of it marking as used",
-            "memory of answers at most, MB",
-            "evicted",
-        ],
-        [
-            [
-                one["ranks"],
-                one["kernels"],
-                settings(one),
-                _short(one["seconds"]),
-                *(_short(one["waits_s"][p]) for p in ("p50", "p99", "max")),
-                one["failed"],
-                f"{one['dropped']:,}",
-                _short(one["cpu_s"] / one["ranks"] * 1e3),
-                f"{_share(one, 'evalsha'):.0%}",
-                _short(one["peak_bytes"] / MB),
-                one["evicted"],
-            ]
-            for one in result["herds"]
-        ],
-    )
+def _settings(one: Row) -> str:
+    said = ["`readonly=1`"] if one["read_only"] else []
+    return ", ".join(said + ([f"`tcp-backlog {one['backlog']}`"] if one["backlog"] else []))
 
 
 def limit_table(result: Row) -> str:
     """Where one server ends."""
     ways = " / ".join(limits.WAYS)
-    return _table(
+    head = ["limit", "formula, for a plain rank", f"met at ranks: {ways}"]
+    rows = [
         [
-            "limit",
-            "formula, for a plain rank",
-            f"met at ranks: {ways}",
-            f"{MANY:,} ranks need: {ways}",
-            "answered by",
-        ],
-        [
-            [
-                one.what,
-                one.rule,
-                " / ".join(map(_about, one.ranks)),
-                " / ".join(one.at_many),
-                one.answer,
-            ]
-            for one in limits.limits(result)
-        ],
-    )
+            one.what,
+            one.rule,
+            " / ".join(map(_about, one.ranks)),
+            " / ".join(one.at_many),
+            one.answer,
+        ]
+        for one in limits.limits(result)
+    ]
+    return table([*head, f"{MANY:,} ranks need: {ways}", "answered by"], rows)
 
 
 def _about(ranks: float) -> str:
@@ -404,11 +331,6 @@ def _short(figure: float) -> str:
     return f"{figure:.3g}" if figure >= 0.001 else "0.001"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
-
-
 TABLES: dict[str, Callable[[Row], str]] = {
     "Cold": cold,
     "Warm": warm,
@@ -416,11 +338,5 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "In one moment": herds,
     "Limits": limit_table,
 }
-BLOCKS: dict[str, Callable[[Row], str]] = {
-    "machine": machine,
-    "cold": cold,
-    "warm": warm,
-    "costs": costs,
-    "herds": herds,
-    "limits": limit_table,
-}
+BLOCKS = {"machine": machine, "cold": cold, "warm": warm, "costs": costs, "herds": herds}
+BLOCKS |= {"limits": limit_table}

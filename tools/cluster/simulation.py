@@ -34,10 +34,18 @@ from pathlib import Path
 from typing import Any
 
 from tools.cluster import report
-from tools.cluster.kernels import real_kernels
-from tools.cluster.points import PHASES, PROCESSES, Herd, Point, defaults, measure, measure_herd
-from tools.shared import measurement
-from tools.shared.measurement import row, shown, target
+from tools.cluster.points import (
+    PHASES,
+    PROCESSES,
+    Herd,
+    Point,
+    defaults,
+    measure,
+    measure_herd,
+    real_kernels,
+)
+from tools.shared import measurement, programs
+from tools.shared.measurement import row
 
 NAME = "cluster-sim"
 MOST_ROUND_TRIPS = 6
@@ -70,6 +78,7 @@ QUICK_PLAN = (
     Point("waiting", 8, 1, compile_s=0.3, restores=False),
     Point("killed", 8, 4, compile_s=0.6, lease_s=0.5, fault="kill", restores=False),
 )
+_SETTINGS = ("ranks", "kernels", "host_ranks", "group", "order", "compile_s")
 QUICK_HERDS = (Herd(20), Herd(20, read_only=True, backlog=1024))
 
 
@@ -81,111 +90,56 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cluster.") as name:
         if options.ranks:
-            point = Point(
-                "asked for",
-                options.ranks,
-                options.kernels,
-                options.host_ranks,
-                options.group,
-                options.order,
-                options.compile_s,
-                restores=not options.real,
-            )
-            kernels = (
-                None
-                if options.real
-                else options.bundle or real_kernels(Path(name), options.kernels)
-            )
-            print(json.dumps(measure(point, kernels, options.processes), indent=1))
+            found = measure_one(options, Path(name))
+            print(json.dumps(found, indent=1))
             return 0
         most = max(point.kernels for point in (QUICK_PLAN if options.quick else PLAN))
         kernels = options.bundle or real_kernels(Path(name), most)
         result = run(kernels, options)
     result["seconds"] = round(time.monotonic() - started, 1)
     print(report.tables(result))
-    print(
-        f"written to {measurement.save(NAME, result, options.results)} after {result['seconds']} s"
-    )
+    path = measurement.save(NAME, result, options.results)
+    print(f"written to {path} after {result['seconds']} s")
     missed = [line for line in result["rows"] if not line["ok"]]
-    for line in missed:
-        print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {target(line)}")
+    measurement.missed(missed)
     return 1 if options.check and missed else 0
+
+
+def measure_one(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure a point of one's own."""
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    point = Point("asked for", **settings, restores=not options.real)
+    kernels = None
+    if not options.real:
+        kernels = options.bundle or real_kernels(folder, options.kernels)
+    return measure(point, kernels, options.processes)
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    own = "one point of your own: "
+    parser = programs.parser(
+        __doc__,
+        check=(False, "exit 1 when a target is missed, or the document is stale"),
+        quick=(False, "a few small points"),
+        bundle=(Path, "kernels to copy; compiled when not given"),
+        processes=(PROCESSES, "for the ranks to be threads of"),
+        results=(measurement.RESULTS, "where the results are"),
+        document=(False, "measure nothing; put the results into the document"),
+        page=(report.PAGE, "the document"),
+        ranks=(int, f"{own}how many ranks"),
+        kernels=(GROWTH_KERNELS, f"{own}that each of them needs"),
+        compile_s=(Point.compile_s, f"{own}what a simulated compile takes"),
+        host_ranks=(0, f"{own}ranks that share a near directory; 0: none do"),
+        group=(Point.group, f"{own}kernels that are looked up together"),
+        real=(False, f"{own}compile with Triton, one process for each rank"),
     )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit 1 when a target is missed, or the document is stale",
-    )
-    parser.add_argument("--quick", action="store_true", help="a few small points")
-    parser.add_argument(
-        "--bundle", type=Path, metavar="FILE", help="kernels to copy; compiled when not given"
-    )
-    parser.add_argument(
-        "--processes",
-        type=_count,
-        default=PROCESSES,
-        metavar="N",
-        help="for the ranks to be threads of",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=measurement.RESULTS,
-        metavar="DIR",
-        help="where the results are",
-    )
-    parser.add_argument(
-        "--document", action="store_true", help="measure nothing; put the results into the document"
-    )
-    parser.add_argument(
-        "--page", type=Path, default=report.PAGE, metavar="FILE", help="the document"
-    )
-    own = parser.add_argument_group("one point of your own")
-    own.add_argument("--ranks", type=_count, metavar="N", help="how many ranks")
-    own.add_argument(
-        "--kernels",
-        type=_count,
-        default=GROWTH_KERNELS,
-        metavar="N",
-        help="that each of them needs",
-    )
-    own.add_argument(
-        "--compile-s",
-        type=float,
-        default=Point.compile_s,
-        metavar="S",
-        help="what a simulated compile takes",
-    )
-    own.add_argument(
-        "--host-ranks",
-        type=int,
-        default=0,
-        metavar="N",
-        help="ranks that share a near directory; 0: none do",
-    )
-    own.add_argument(
-        "--group",
-        type=_count,
-        default=Point.group,
-        metavar="N",
-        help="kernels that are looked up together",
-    )
-    own.add_argument(
-        "--order",
-        choices=("spread", "same"),
-        default=Point.order,
-        help="in which ranks want their kernels",
-    )
-    own.add_argument(
-        "--real", action="store_true", help="compile with Triton, one process for each rank"
-    )
+    orders = ("spread", "same")
+    parser.add_argument("--order", choices=orders, default=Point.order, help=f"{own}of kernels")
     options = parser.parse_args()
+    for name in ("processes", "ranks", "kernels", "group"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            parser.error(f"--{name}: {given}: expected 1 or more")
     if options.bundle and not options.bundle.is_file():
         parser.error(f"there is no file {options.bundle}")
     if options.real and not options.ranks:
@@ -199,25 +153,21 @@ def run(kernels: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the plan."""
     points = []
     for point in QUICK_PLAN if options.quick else PLAN:
-        print(
-            f"{point.name}: {point.ranks} ranks, {point.kernels} kernels",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(f"{point.name}: {point.ranks} ranks, {point.kernels} kernels")
         points.append(measure(point, kernels, options.processes))
     if not options.quick:
-        print("real compiles", file=sys.stderr, flush=True)
+        _say("real compiles")
         points.append(measure(REAL, None, REAL.ranks))
     herds = []
     count = QUICK_PLAN[0].kernels if options.quick else HERD_KERNELS
     for one in QUICK_HERDS if options.quick else HERDS:
-        print(
-            f"{one.ranks} ranks in one moment{' that only read' * one.read_only}",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(f"{one.ranks} ranks in one moment{' that only read' * one.read_only}")
         herds.append(measure_herd(one, kernels, count))
     return {"points": points, "herds": herds, "defaults": defaults(), "rows": rows(points)}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -227,44 +177,28 @@ def rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         what = f"{point['name']}: {point['ranks']} ranks, {point['kernels']} kernels"
         cold = point["cold"]
         expired = cold["expired"]
+        errors = sum(point[phase]["error_count"] for phase in PHASES if phase in point)
+        again = f"{what}: compiles beside the first, with {expired} leases expired"
         found += [
-            row(
-                f"{what}: compiles beside the first, with {expired} leases expired",
-                cold["duplicates"],
-                "",
-                most=expired,
-            ),
+            row(again, cold["duplicates"], "", most=expired),
             row(f"{what}: kernels that nobody compiled", cold["not_compiled"], "", most=0),
-            row(
-                f"{what}: ranks that met an error",
-                sum(point[phase]["error_count"] for phase in PHASES if phase in point),
-                "",
-                most=0,
-            ),
+            row(f"{what}: ranks that met an error", errors, "", most=0),
         ]
         if point["fault"]:
             how = cold["how"]
             hits = sum(how.get(name, 0) for name in ("found together", "found", "waited"))
             asked = hits + how.get("compiled", 0) + how.get("late", 0)
+            rate, living = hits / (asked - point["kernels"]), "hits of the living"
+            before = f"{what}: {living}, of what was compiled before"
             found += [
                 row(f"{what}: leases that expired", expired, "", least=1),
-                row(
-                    f"{what}: hits of the living, of what was compiled before",
-                    hits / (asked - point["kernels"]),
-                    "",
-                    least=LEAST_HIT_RATE,
-                ),
+                row(before, rate, "", least=LEAST_HIT_RATE),
             ]
-        found += [
-            row(
-                f"{what}: round trips of a {phase} rank",
-                point[phase]["round_trips"] / point["ranks"],
-                "",
-                most=MOST_ROUND_TRIPS,
-            )
-            for phase in PHASES[1:]
-            if phase in point
-        ]
+        for phase in PHASES[1:]:
+            if phase in point:
+                trips = point[phase]["round_trips"] / point["ranks"]
+                name = f"{what}: round trips of a {phase} rank"
+                found.append(row(name, trips, "", most=MOST_ROUND_TRIPS))
     return found
 
 
@@ -285,10 +219,3 @@ def document(options: argparse.Namespace) -> int:
             print(f"{path} is stale: run python -m tools.cluster simulation --document")
             return 1
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
-    return number

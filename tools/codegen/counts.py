@@ -19,13 +19,11 @@ or no longer for one that it does.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -36,6 +34,7 @@ from bundler.codegen import generate
 from bundler.format.entries import Target
 from bundler.runtime.program.program_plan import Launch, OperatorStep
 from bundler.toolchain.declared_target import declared
+from tools.codegen.command_line import parser
 from tools.codegen.compared_graphs import GRAPHS
 from tools.shared import measurement
 
@@ -69,19 +68,11 @@ _CALLED = re.compile(
 
 def main() -> int:
     """Count, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="graphs; without one all, whose result is written"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where the result is written"
-    )
-    options = parser.parse_args()
+    line = parser(__doc__, "names results")
+    options = line.parse_args()
     unknown = set(options.names) - GRAPHS.keys()
     if unknown:
-        parser.error(
+        line.error(
             f"no graph is called {', '.join(sorted(unknown))}; there are {', '.join(GRAPHS)}"
         )
     rows = [row_of(name) for name in options.names or GRAPHS]

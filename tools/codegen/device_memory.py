@@ -28,10 +28,10 @@ class DeviceMemory:
     def __init__(self, size: int) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
         context, address = ctypes.c_void_p(), ctypes.c_uint64()
-        self._check(self._cuda.cuInit(0))
-        self._check(self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-        self._check(self._cuda.cuCtxSetCurrent(context))
-        self._check(self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)))
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self._start, self._size, self._used = address.value, size, 0
 
     def reset(self) -> None:
@@ -67,50 +67,40 @@ class DeviceMemory:
         """Copy an array of numpy, whose elements have the bits of a dtype."""
         made = self.allocate(dtype, values.shape, contiguous(values.shape))
         if values.nbytes:
-            source = ctypes.c_void_p(values.ctypes.data)
-            self._check(
-                self._cuda.cuMemcpyHtoD_v2(
-                    ctypes.c_uint64(made.address), source, ctypes.c_size_t(values.nbytes)
-                )
-            )
+            self._copy_in(made, ctypes.c_void_p(values.ctypes.data), values.nbytes)
         return made
 
     def integers(self, numbers: Sequence[int]) -> DeviceTensor:
         """Return a new int64 tensor that holds these numbers: seeds of a program."""
         made = self.allocate("int64", (len(numbers),), (1,))
         source = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._check(
-            self._cuda.cuMemcpyHtoD_v2(
-                ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source))
-            )
-        )
+        self._copy_in(made, source, ctypes.sizeof(source))
         return made
+
+    def _copy_in(self, tensor: DeviceTensor, source: Any, size: int) -> None:
+        address = ctypes.c_uint64(tensor.address)
+        self._call("cuMemcpyHtoD_v2", address, source, ctypes.c_size_t(size))
 
     def fill(self, tensor: DeviceTensor) -> None:
         """Set every byte of a tensor to zero."""
-        self._check(
-            self._cuda.cuMemsetD8_v2(
-                ctypes.c_uint64(tensor.address), 0, ctypes.c_size_t(tensor.ptr_range())
-            )
-        )
+        size = ctypes.c_size_t(tensor.ptr_range())
+        self._call("cuMemsetD8_v2", ctypes.c_uint64(tensor.address), 0, size)
 
     def get(self, tensor: DeviceTensor) -> bytearray:
         """Return the bytes that a tensor spans."""
         found = bytearray(tensor.ptr_range())
         if found:
             there = (ctypes.c_char * len(found)).from_buffer(found)
-            self._check(
-                self._cuda.cuMemcpyDtoH_v2(
-                    there, ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(len(found))
-                )
-            )
+            address, size = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(len(found))
+            self._call("cuMemcpyDtoH_v2", there, address, size)
         return found
 
     def synchronize(self) -> None:
         """Wait until the GPU has done everything."""
-        self._check(self._cuda.cuCtxSynchronize())
+        self._call("cuCtxSynchronize")
 
-    @staticmethod
-    def _check(status: int) -> None:
+    def _call(self, function: str, *arguments: Any) -> None:
+        """Call a function of the driver; raises where it reports an error."""
+        status = getattr(self._cuda, function)(*arguments)
         if status:
             raise RuntimeError(f"CUDA status {status}")

@@ -2,9 +2,12 @@
 """Programs generated and built without a GPU, carried, and launched on one in a process without
 torch and Triton: writes docs/results/codegen-mission.json.
 
-    python -m tools.codegen mission --build FOLDER [NAME ...]        here: one bundle for each of 44 graphs, for cuda:90
-    python -m tools.codegen mission --launch FOLDER --results OUT    there: launched, and compared with torch
-    python -m tools.codegen mission --check                          does the result meet its target?
+    python -m tools.codegen mission --build FOLDER [NAME ...]
+        here: one bundle for each of 44 graphs, for cuda:90
+    python -m tools.codegen mission --launch FOLDER --results OUT
+        there: launched, and compared with torch
+    python -m tools.codegen mission --check
+        does the result meet its target?
 
 The launching process has strict mode on, and neither torch nor Triton can be imported in it: inputs
 are arrays of numpy, memory is the CUDA driver's.  It leaves results in files, which a second
@@ -13,18 +16,16 @@ process compares with what torch computes from the same bits on the same GPU.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows
+from tools.codegen.command_line import parser
 from tools.shared import measurement
-from tools.shared.processes import ROOT, command, python_path
+from tools.shared.processes import output
 
 NAME = "codegen-mission"
 TARGETS = ("cuda:90",)
@@ -32,28 +33,23 @@ LEAST_GRAPHS = 40
 # In tolerances of torch.testing, relative to the largest number; and beside what torch's own
 # results are off.
 MOST_OFF, MOST_BESIDE_TORCH = 10.0, 2.0
+# Of each of the two processes.
+_LIMIT_S = 3600.0
 Found = dict[str, Any]
 
 
 def main() -> int:
     """Build, launch or check."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all")
-    parser.add_argument("--build", type=Path, metavar="FOLDER", help="where bundles go")
-    parser.add_argument("--launch", type=Path, metavar="FOLDER", help="where bundles are")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
-    options = parser.parse_args()
+    line = parser(__doc__, "names results check")
+    line.add_argument("--build", type=Path, metavar="FOLDER", help="where bundles go")
+    line.add_argument("--launch", type=Path, metavar="FOLDER", help="where bundles are")
+    options = line.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
     if options.build:
         return build(options.build, options.names)
     if not options.launch:
-        parser.error("--build, --launch or --check")
+        line.error("--build, --launch or --check")
     return launch(options.launch, options.names, options.results)
 
 
@@ -136,38 +132,26 @@ def _close(one: Found) -> bool:
 
 def section(result: Found) -> str:
     """Return the section of the page."""
-    rows = [
-        [
-            row["work"].removeprefix("mission: "),
-            measurement.shown(row["figure"], row["unit"]),
-            row["peer"],
-            measurement.target(row),
-        ]
-        for row in result["rows"]
-    ]
-    head = ["what", "figure", "beside it", "target"]
-    lines = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *rows))
     about = (
         "`python -m tools.codegen mission`. The same graphs, generated and built for cuda:90 on a"
         " machine without a GPU, launched on one from their bundles in a process in which neither"
         " torch nor Triton can be imported, in strict mode; results compared with torch's in"
         " float64."
     )
-    return f"## Generated there, launched here\n\n{about}\n\n{lines}\n"
+    table = bench_rows.rows_table(result["rows"], prefix="mission: ")
+    return f"## Generated there, launched here\n\n{about}\n\n{table}"
 
 
 def _process(program: str, *arguments: str) -> Found:
     """Run a module, which prints JSON in its last line."""
-    environment = {**os.environ, "PYTHONPATH": python_path(), "TRITON_BUNDLER_STRICT": "error"}
-    done = subprocess.run(
-        command(program, *arguments),
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        return {"error": done.stderr[-3000:]}
-    found: Found = json.loads(done.stdout.splitlines()[-1])
+    try:
+        printed = output(
+            program,
+            *arguments,
+            environment={"TRITON_BUNDLER_STRICT": "error"},
+            timeout_s=_LIMIT_S,
+        )
+    except RuntimeError as error:
+        return {"error": str(error)[-3000:]}
+    found: Found = json.loads(printed.splitlines()[-1])
     return found

@@ -43,7 +43,8 @@ def main() -> int:
             continue
         try:
             graphs[path.stem] = _launched(path.stem, program, memory, Path(outputs))
-        except Exception as error:  # noqa: BLE001  # one program that fails must not hide the others
+        # One program that fails must not hide the others.
+        except Exception as error:  # noqa: BLE001
             graphs[path.stem] = {"error": f"{type(error).__name__}: {error}"[:1000]}
         memory.reset()
     print(

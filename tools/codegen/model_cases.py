@@ -122,13 +122,23 @@ def _beside(
     """
     place = next(model.parameters()).device
     x = torch.randn(ROWS[device], 16, WIDTHS[device], device=place)
-    sides = []
-    for side in ("eager", "exact", "ours"):
-        one = copy.deepcopy(model).double() if side == "exact" else copy.deepcopy(model)
+
+    def stepped(side: str, one: Any) -> dict[str, Any]:
         called = compiled(one, programs) if side == "ours" else one
-        sides.append(run(one, called, x.double() if side == "exact" else x))
-    eager, exact, ours = sides
-    return wrong(ours, eager, exact, 1e-2)
+        return run(one, called, x.double() if side == "exact" else x)
+
+    return beside(model, stepped)
+
+
+def beside(model: Any, stepped: Callable[[str, Any], dict[str, Any]]) -> list[str]:
+    """Return what is wrong with our results of a model beside those of eager mode and of float64,
+    `exact`; `stepped` takes the side and a copy of the model.
+    """
+    found = {}
+    for side in ("eager", "exact", "ours"):
+        one = copy.deepcopy(model)
+        found[side] = stepped(side, one.double() if side == "exact" else one)
+    return wrong(found["ours"], found["eager"], found["exact"], 1e-2)
 
 
 def autocast(device: str, programs: list[Any]) -> list[str]:
@@ -190,18 +200,17 @@ def running_statistics(device: str, programs: list[Any]) -> list[str]:
     ).to(device)
     draw = torch.Generator().manual_seed(1)
     steps = [torch.randn(8, 3, 12, 12, generator=draw).to(device) for _ in range(4)]
-    sides = []
-    for side in ("eager", "exact", "ours"):
-        one = copy.deepcopy(model).double() if side == "exact" else copy.deepcopy(model)
+
+    def stepped(side: str, one: Any) -> dict[str, Any]:
         called = compiled(one, programs) if side == "ours" else one
         optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
         for x in steps:
             optimizer.zero_grad()
             called(x.double() if side == "exact" else x).square().mean().backward()
             optimizer.step()
-        sides.append({name: value.clone() for name, value in one.state_dict().items()})
-    eager, exact, ours = sides
-    return wrong(ours, eager, exact, 1e-2)
+        return {name: value.clone() for name, value in one.state_dict().items()}
+
+    return beside(model, stepped)
 
 
 def generate_static_cache(device: str, programs: list[Any]) -> list[str]:

@@ -334,11 +334,15 @@ def told(error: Exception) -> Found:
             f" {text[:600]}{' ... ' + text[-600:] if len(text) > 1200 else text[600:]}"
         ),
         "where": [
-            f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno}"
-            f" {one.name}"
+            f"{_short(one.filename)}:{one.lineno} {one.name}"
             for one in traceback.extract_tb(error.__traceback__)[-6:]
         ],
     }
+
+
+def _short(path: str) -> str:
+    """Return a path without the folder that all packages are in, or ours is."""
+    return path.rpartition("site-packages/")[2].rpartition("/bundler/")[2]
 
 
 def prepared() -> None:

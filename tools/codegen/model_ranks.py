@@ -5,7 +5,6 @@ by our backend beside eager mode.
 
 from __future__ import annotations
 
-import copy
 import os
 import socket
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from tools.codegen import model_cases
-from tools.codegen.model_judge import wrong
 
 
 def ranks(count: int) -> list[list[str]]:
@@ -56,20 +54,20 @@ def _problems(rank: int) -> list[str]:
     x = torch.randn(model_cases.ROWS["cuda"], 16, model_cases.WIDTHS["cuda"], generator=draw).to(
         device
     )
-    sides = []
-    for side in ("eager", "exact", "ours"):
-        one = copy.deepcopy(model).double() if side == "exact" else copy.deepcopy(model)
+
+    def stepped(side: str, one: Any) -> dict[str, Any]:
         parallel = DistributedDataParallel(one, device_ids=[rank])
         called = model_cases.compiled(parallel, programs) if side == "ours" else parallel
-        sides.append(model_cases.trained(one, called, x.double() if side == "exact" else x))
-    eager, exact, ours = sides
+        return model_cases.trained(one, called, x.double() if side == "exact" else x)
+
+    lines = model_cases.beside(model, stepped)
     whole = [
         f"a graph runs as torch has it: {one.reason}"
         for one in programs
         if not hasattr(one, "fallbacks")
     ]
     return [
-        *wrong(ours, eager, exact, 1e-2),
+        *lines,
         *whole,
         *([] if programs else ["no graph was compiled"]),
     ]

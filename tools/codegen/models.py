@@ -2,13 +2,19 @@
 """Whole models of transformers and timm through our backend, judged as TorchInductor's dashboard
 judges, and what is called beside what Inductor calls.
 
-    python -m tools.codegen models --shard 1/3 --out FILE         a third of the models; FILE is added to, while the sources stay the same
-    python -m tools.codegen models --resume --out FILE            what FILE has no answer for
+    python -m tools.codegen models --shard 1/3 --out FILE
+        a third of the models; FILE is added to, while the sources stay the same
+    python -m tools.codegen models --resume --out FILE
+        what FILE has no answer for
     python -m tools.codegen models --only BertForMaskedLM --mode training
-    python -m tools.codegen models --device cpu --no-inductor     tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
-    python -m tools.codegen models --merge FILE FILE --out FILE   one result of several
-    python -m tools.codegen models --kind multi-gpu               cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
-    python -m tools.codegen models --check --out FILE             runs nothing
+    python -m tools.codegen models --device cpu --no-inductor
+        tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
+    python -m tools.codegen models --merge FILE FILE --out FILE
+        one result of several
+    python -m tools.codegen models --kind multi-gpu
+        cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
+    python -m tools.codegen models --check --out FILE
+        runs nothing
 
 Each model runs in a process of its own, `model_process`, and has to be right: three batch sizes,
 inference in bfloat16, training in float32 with all gradients.  `cases` are uses that are no model
@@ -35,13 +41,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows
+from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
 from tools.shared import measurement
 from tools.shared.processes import ROOT, command, python_path
@@ -78,62 +84,40 @@ _EXCEPTED = re.compile(
 
 def main() -> int:
     """Run models, save after each; 1 when a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    line = parser(
+        __doc__,
+        "shard resume again device workers seconds drawn-candidates check",
+        device="cuda",
+        workers=len(os.sched_getaffinity(0)),
+        seconds=520.0,
     )
-    parser.add_argument(
+    line.add_argument(
         "--out",
         type=Path,
         default=measurement.RESULTS / f"{_NAME}.json",
         help="the result, which is added to",
     )
-    parser.add_argument(
+    line.add_argument(
         "--kind",
         default="transformers,timm,cases",
         help=f"of {', '.join(KINDS)}, with commas between",
     )
-    parser.add_argument(
-        "--mode", default=",".join(MODES), help="inference, training, or both with a comma"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a model; may be given several times",
-    )
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts, from 1")
-    parser.add_argument(
-        "--resume", action="store_true", help="only what the result has no answer for"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="only what the result says is not right"
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--seconds", type=float, default=520.0, help="begin nothing new after so long"
-    )
-    parser.add_argument("--limit", type=float, help="seconds that a model may take")
-    parser.add_argument(
+    line.add_argument("--mode", default=",".join(MODES), help="inference, training, or both")
+    line.add_argument("--only", action="append", default=[], metavar="NAME", help="repeatable")
+    line.add_argument("--limit", type=float, help="seconds that a model may take")
+    line.add_argument(
         "--no-inductor",
         action="store_true",
         help="leave out what Inductor calls; a result that has it for this torch keeps it anyway",
     )
-    parser.add_argument(
-        "--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing"
-    )
-    parser.add_argument(
+    line.add_argument(
         "--merge",
         nargs="+",
         type=Path,
         metavar="FILE",
         help="run nothing; put results of the same sources together",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
-    options = parser.parse_args()
+    options = line.parse_args()
     if options.check:
         return show(json.loads(options.out.read_text()), whole=True)
     if options.merge:
@@ -303,14 +287,9 @@ def judged(
     module = _MODULES.get(kind, _OF_LIBRARIES)
     with tempfile.TemporaryDirectory(prefix="models.") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        arguments = [
-            kind,
-            name,
-            mode or "-",
-            device,
-            str(answer),
-            *(["--inductor"] if inductor else []),
-        ]
+        arguments = [kind, name, mode or "-", device, str(answer)]
+        if inductor:
+            arguments.append("--inductor")
         environment = {
             "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
@@ -402,76 +381,56 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     what Inductor calls.
     """
     models, inductor = result["models"], result["inductor"]
-    by_status = Counter(found["status"] for found in models.values())
-    listed = {
-        library: {
-            name.split()[1]
-            for name, found in models.items()
-            if name.startswith(library) and found["status"] not in {"absent", "broken"}
-        }
-        for library in ("transformers", "timm")
-    }
-    more_breaks = [
-        name
-        for name, found in models.items()
-        if name in inductor
-        and sum(found.get("breaks", {}).values()) > sum(inductor[name].get("breaks", {}).values())
-    ]
-    more_calls = [
-        name
-        for name, found in models.items()
-        if name in inductor and _extra_calls(found, inductor[name])
-    ]
-    by_torch = [name for name, found in models.items() if found.get("as_torch_has_them")]
-    at_steps = [name for name, found in models.items() if found.get("steps")]
-    made = [
-        measurement.row(f"models of {library} that were judged", len(names), "", least=_LEAST)
-        for library, names in listed.items()
-        if whole
-    ]
+
+    def named(found: Callable[[str, Found], Any]) -> list[str]:
+        return sorted(name for name, one in models.items() if found(name, one))
+
+    def counted(words: str, names: list[str], **bounds: float) -> Found:
+        return measurement.row(words, len(names), f"of {len(models)}", names=names, **bounds)
+
+    made = []
+    for library in ("transformers", "timm") if whole else ():
+        judged = named(
+            lambda name, one, library=library: (
+                name.startswith(library) and one["status"] not in {"absent", "broken"}
+            )
+        )
+        count = len({name.split()[1] for name in judged})
+        words = f"models of {library} that were judged"
+        made.append(measurement.row(words, count, "", least=_LEAST))
     for status, words in (
         ("wrong", "models and cases that are wrong"),
         ("raises", "that raise"),
         ("broken", "that eager mode cannot run"),
     ):
-        names = sorted(name for name, found in models.items() if found["status"] == status)
-        made.append(
-            measurement.row(words, by_status[status], f"of {len(models)}", most=0, names=names)
-        )
-    for words, names in (
-        ("with a graph that runs as torch has it", by_torch),
-        ("with more graph breaks than Inductor", more_breaks),
-        ("that call more operators than Inductor", more_calls),
-    ):
-        made.append(
-            measurement.row(words, len(names), f"of {len(models)}", most=0, names=sorted(names))
-        )
+        names = named(lambda _, one, status=status: one["status"] == status)
+        made.append(counted(words, names, most=0))
+    by_torch = named(lambda _, one: one.get("as_torch_has_them"))
+    made.append(counted("with a graph that runs as torch has it", by_torch, most=0))
+    more_breaks = named(
+        lambda name, one: name in inductor and _breaks(one) > _breaks(inductor[name])
+    )
+    made.append(counted("with more graph breaks than Inductor", more_breaks, most=0))
+    more_calls = named(lambda name, one: name in inductor and _extra_calls(one, inductor[name]))
+    made.append(counted("that call more operators than Inductor", more_calls, most=0))
+    at_steps = named(lambda _, one: one.get("steps"))
     made.append(
-        measurement.row(
-            "right but for a gradient at the step of a function, by rounding",
-            len(at_steps),
-            f"of {len(models)}",
-            names=sorted(at_steps),
-        )
+        counted("right but for a gradient at the step of a function, by rounding", at_steps)
     )
     if whole:
-        alone = [
-            name
-            for name, found in models.items()
-            if _is_model(name)
-            and found["status"] in {"right", "wrong"}
-            and "called" not in inductor.get(name, {})
-        ]
-        made.append(
-            measurement.row(
-                "without Inductor's calls to compare with",
-                len(alone),
-                f"of {len(models)}",
-                most=0,
-                names=sorted(alone),
+        alone = named(
+            lambda name, one: (
+                _is_model(name)
+                and one["status"] in {"right", "wrong"}
+                and "called" not in inductor.get(name, {})
             )
         )
+        made.append(counted("without Inductor's calls to compare with", alone, most=0))
     return made
+
+
+def _breaks(found: Found) -> int:
+    return sum(found.get("breaks", {}).values())
 
 
 def _is_model(name: str) -> bool:
@@ -521,15 +480,10 @@ def show(result: Found, *, whole: bool = False) -> int:
     for name, found in sorted(result["models"].items()):
         if found["status"] != "right":
             print(line(name, found, result["inductor"].get(name)))
+        if found["status"] == "skipped":
+            print(f"{name}: SKIPPED, {found['error']}")
     absent = [name for name, found in result["models"].items() if found["status"] == "absent"]
     if absent:
         print(f"not in the releases that are installed: {', '.join(sorted(absent))}")
-    skipped = {
-        name: found["error"]
-        for name, found in result["models"].items()
-        if found["status"] == "skipped"
-    }
-    for name, why in skipped.items():
-        print(f"{name}: SKIPPED, {why}")
     missed: int = bench_rows.show({**result, "rows": rows(result, whole=whole)})
     return missed

@@ -3,8 +3,10 @@
 in float64; writes docs/results/codegen-random.json.
 
     python -m tools.codegen random-graphs --count 2000 --small 500 --results OUT
-    python -m tools.codegen random-graphs --first SEED --count 1                   one again
-    python -m tools.codegen random-graphs --again --results OUT                    those that the result says are wrong, after a change
+    python -m tools.codegen random-graphs --first SEED --count 1
+        one again
+    python -m tools.codegen random-graphs --again --results OUT
+        those that the result says are wrong, after a change
     python -m tools.codegen random-graphs --check
 
 The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes
@@ -15,13 +17,14 @@ gets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows
+from tools.codegen.command_line import parser
 from tools.codegen.worker_pool import Answer, WorkerPool
 from tools.shared import measurement
 
@@ -43,24 +46,15 @@ Found = dict[str, Any]
 
 def main() -> int:
     """Run all seeds; 1 when something is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    line = parser(
+        __doc__,
+        "first seconds processes results again check",
+        seconds=300.0,
+        processes=PROCESSES,
     )
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--count", type=int, default=LEAST_LARGE, help="functions at real sizes")
-    parser.add_argument("--small", type=int, default=0, help="functions at the sizes of the tests")
-    parser.add_argument(
-        "--seconds", type=float, default=300.0, help="begin nothing new after so long"
-    )
-    parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
-    parser.add_argument(
-        "--again", action="store_true", help="only what was wrong; the result is completed by it"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
-    options = parser.parse_args()
+    line.add_argument("--count", type=int, default=LEAST_LARGE, help="functions at real sizes")
+    line.add_argument("--small", type=int, default=0, help="functions at the sizes of the tests")
+    options = line.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
     if options.again:
@@ -106,25 +100,19 @@ def _tasks(scale: str, first: int, count: int) -> list[Task]:
 def run(tasks: list[Task], processes: int, seconds: float) -> Found:
     """Return how many functions were right by scale, and what is wrong with the others, by seed."""
     started = time.monotonic()
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter[str]] = {}
     wrong: dict[str, Any] = {}
 
     def tell(task: Task, answer: Answer) -> None:
-        for name, number in answer.get("counts", {}).items():
-            counts.setdefault(task[0], {})[name] = (
-                counts.setdefault(task[0], {}).get(name, 0) + number
-            )
-        found = (
-            answer.get("wrong", {})
-            if "error" not in answer
-            else {f"{task[1]} to {task[1] + task[2] - 1}": answer["error"]}
-        )
+        scale, first, count = task
+        counts.setdefault(scale, Counter()).update(answer.get("counts", {}))
+        found = answer.get("wrong", {})
+        if "error" in answer:
+            found = {f"{first} to {first + count - 1}": answer["error"]}
         for seed, problem in found.items():
-            wrong[f"{task[0]} {seed}"] = problem
-            print(
-                f"{time.monotonic() - started:6.1f} s  {task[0]} seed {seed}: {problem}"[:1500],
-                flush=True,
-            )
+            wrong[f"{scale} {seed}"] = problem
+            seconds = time.monotonic() - started
+            print(f"{seconds:6.1f} s  {scale} seed {seed}: {problem}"[:1500], flush=True)
 
     pool = WorkerPool("tools.codegen.random_sides", min(processes, len(tasks)))
     try:
@@ -142,25 +130,28 @@ def run(tasks: list[Task], processes: int, seconds: float) -> Found:
 
 def rows(result: Found) -> list[Found]:
     """Return what the page and `--check` show."""
-    return [
-        measurement.row(
-            f"random functions {words}, equal to torch's",
-            result["counts"].get(scale, {}).get("right", 0),
-            f"of {result['counts'].get(scale, {}).get('graphs', 0):,}",
-            least=max(least, result["counts"].get(scale, {}).get("graphs", 0))
-            - _explained(result, scale),
-            peer=(
-                f"{result['counts'].get(scale, {}).get('kernels', 0):,} kernels,"
-                f" {result['counts'].get(scale, {}).get('elements', 0) / 1e6:,.0f} M numbers"
-            ),
-            wrong=sorted(name for name in result["wrong"] if name.startswith(scale)),
-        )
-        for scale, words, least in (
-            ("large", "at real sizes", LEAST_LARGE),
-            ("small", "of the tests", LEAST_SMALL),
-        )
-        if scale in result["counts"] or scale == "large"
-    ]
+    found = []
+    for scale, words, least in (
+        ("large", "at real sizes", LEAST_LARGE),
+        ("small", "of the tests", LEAST_SMALL),
+    ):
+        counts = Counter(result["counts"].get(scale, {}))
+        if counts or scale == "large":
+            graphs, kernels, millions = (
+                counts["graphs"],
+                counts["kernels"],
+                counts["elements"] / 1e6,
+            )
+            row = measurement.row(
+                f"random functions {words}, equal to torch's",
+                counts["right"],
+                f"of {graphs:,}",
+                least=max(least, graphs) - _explained(result, scale),
+                peer=f"{kernels:,} kernels, {millions:,.0f} M numbers",
+                wrong=sorted(name for name in result["wrong"] if name.startswith(scale)),
+            )
+            found.append(row)
+    return found
 
 
 def _explained(result: Found, scale: str) -> int:
@@ -169,17 +160,6 @@ def _explained(result: Found, scale: str) -> int:
 
 def section(result: Found) -> str:
     """Return the section of the page."""
-    lines = [
-        [
-            row["work"],
-            measurement.shown(row["figure"], row["unit"]),
-            row["peer"],
-            measurement.target(row),
-        ]
-        for row in result["rows"]
-    ]
-    head = ["what", "figure", "beside it", "target"]
-    table = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *lines))
     about = (
         "`python -m tools.codegen random-graphs`. Functions drawn from seeds, up to eight"
         " operators, all dtypes and layouts, sizes 0, 1 and around powers of two; floats off by no"
@@ -188,4 +168,5 @@ def section(result: Found) -> str:
     known = "".join(
         f"\n{name}: {reason}.\n" for name, reason in EXPLAINED.items() if name in result["wrong"]
     )
-    return f"## Random functions on a GPU\n\n{about}\n\n{table}\n{known}"
+    table = bench_rows.rows_table(result["rows"])
+    return f"## Random functions on a GPU\n\n{about}\n\n{table}{known}"

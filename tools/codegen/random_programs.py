@@ -2,10 +2,14 @@
 """Random programs through torch.compile, beside eager torch: products, convolutions, attention,
 sorts, norms, views, in-place changes, gradients, sizes.
 
-    python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT       on a GPU
-    python -m tools.codegen random-programs --device cpu --count 500 --results OUT       in Triton's interpreter
-    python -m tools.codegen random-programs --first SEED --count 1                       one again
-    python -m tools.codegen random-programs --merge --results OUT                        the shards as one result
+    python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT
+        on a GPU
+    python -m tools.codegen random-programs --device cpu --count 500 --results OUT
+        in Triton's interpreter
+    python -m tools.codegen random-programs --first SEED --count 1
+        one again
+    python -m tools.codegen random-programs --merge --results OUT
+        the shards as one result
     python -m tools.codegen random-programs --check --results OUT
 
 The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes
@@ -15,7 +19,6 @@ shared memory as eager's.  A failure is printed as Python text, as small as it g
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import os
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows
+from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
 from tools.codegen.worker_pool import Answer, WorkerPool
 from tools.shared import measurement
@@ -37,27 +41,17 @@ Found = dict[str, Any]
 
 def main() -> int:
     """Run all seeds of a shard; 1 when something is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    line = parser(
+        __doc__,
+        "first shard device seconds processes results drawn-candidates check",
+        device="cuda",
+        seconds=500.0,
+        processes=os.cpu_count() or 1,
     )
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--count", type=int, default=LEAST)
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="each Nth chunk of seeds")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument(
-        "--seconds", type=float, default=500.0, help="begin nothing new after so long"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing"
-    )
-    parser.add_argument("--no-smaller", action="store_true", help="show failures as drawn")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
-    parser.add_argument("--merge", action="store_true", help="run nothing; merge the shards there")
-    parser.add_argument(
-        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
-    )
-    options = parser.parse_args()
+    line.add_argument("--count", type=int, default=LEAST)
+    line.add_argument("--no-smaller", action="store_true", help="show failures as drawn")
+    line.add_argument("--merge", action="store_true", help="run nothing; merge the shards there")
+    options = line.parse_args()
     name = f"{NAME}-{options.device}"
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{name}.json").read_text()))

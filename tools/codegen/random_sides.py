@@ -26,37 +26,12 @@ from bundler.toolchain.torch_memory import TorchMemory
 from tools.shared.processes import ROOT
 
 DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
+# fmt: off
 SIZES = (
-    1,
-    2,
-    3,
-    7,
-    16,
-    31,
-    32,
-    33,
-    64,
-    100,
-    127,
-    128,
-    129,
-    255,
-    256,
-    257,
-    513,
-    768,
-    1000,
-    1023,
-    1024,
-    1025,
-    2048,
-    4095,
-    4096,
-    4097,
-    8193,
-    65_536,
-    100_003,
+    1, 2, 3, 7, 16, 31, 32, 33, 64, 100, 127, 128, 129, 255, 256, 257, 513, 768, 1000, 1023, 1024,
+    1025, 2048, 4095, 4096, 4097, 8193, 65_536, 100_003,
 )
+# fmt: on
 LARGEST = 2_000_000
 # So often is a smaller function tried that fails too.
 _TRIES = 40

@@ -5,8 +5,9 @@ and what its program did.
 Whole numbers and bools are equal.  Floats are judged as TorchInductor's dashboard judges models:
 close within op_db's own tolerance, or no further from a float64 reference than k times what eager
 torch is, by root mean square; `suite_sides` judges what is further once more, beside eager runs
-with inputs that are off by their last bit.  Sizes, dtype, device, strides where a dimension has more than one
-element, and aliasing are eager's: which outputs are inputs, and which tensors share memory.
+with inputs that are off by their last bit.  Sizes, dtype, device, strides where a dimension has
+more than one element, and aliasing are eager's: which outputs are inputs, and which tensors share
+memory.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 """torch's own lists of operators and modules, op_db and module_db, as generated programs: right,
 wrong or raised, beside eager torch.
 
-    python -m tools.codegen suites --shard 1/40 --workers 2                 on the CPU, in Triton's interpreter
-    python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out suites.json --resume
-    python -m tools.codegen suites --only 'op_db/ldexp/*'                   one operator
+    python -m tools.codegen suites --shard 1/40 --workers 2
+        on the CPU, in Triton's interpreter
+    python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out FILE --resume
+    python -m tools.codegen suites --only 'op_db/ldexp/*'
+        one operator
 
 A case is named suite/operator/dtype/mode/sample (`suite_cases`), is judged by `suite_judge`, and
 runs in a process that may crash or hang, which is one `raises`.  Where there is no network,
@@ -31,6 +33,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
 from tools.codegen.suite_exceptions import Allowed, exception_of
 from tools.codegen.worker_pool import Answer, WorkerPool
@@ -83,49 +86,18 @@ def main() -> int:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line, this process's unless another is given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", help="cpu: Triton's interpreter; cuda")
-    parser.add_argument(
-        "--shard",
-        default="1/1",
-        type=_shard,
-        metavar="I/N",
-        help="a part of all cases, drawn evenly",
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="of names of cases; may be repeated",
-    )
-    parser.add_argument(
-        "--dtype", action="append", default=[], help="float32, bfloat16, int64 or bool"
-    )
-    parser.add_argument(
-        "--mode",
-        action="append",
-        default=[],
-        help="plain, sliced, transposed, dynamic, compiled, ...",
-    )
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--seconds", type=float, default=1e9, help="begin nothing new after so long"
-    )
-    parser.add_argument(
-        "--each", type=float, default=_EACH_S, help="seconds that one case may take"
-    )
-    parser.add_argument("--out", type=Path, help="file for the result")
-    parser.add_argument(
-        "--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing"
-    )
-    parser.add_argument("--resume", action="store_true", help="leave out what the journal has")
-    parser.add_argument(
-        "--again", action="store_true", help="only what the journal has as wrong or raised"
-    )
-    return parser.parse_args(arguments)
+    line = parser(__doc__, "workers seconds drawn-candidates resume again", workers=1, seconds=1e9)
+    for name, about in (
+        ("--only", "pattern of names of cases"),
+        ("--dtype", "float32, bfloat16, int64 or bool"),
+        ("--mode", "plain, sliced, transposed, dynamic, compiled, ..."),
+    ):
+        line.add_argument(name, action="append", default=[], help=f"{about}; may be repeated")
+    line.add_argument("--device", default="cpu", help="cpu: Triton's interpreter; cuda")
+    line.add_argument("--each", type=float, default=_EACH_S, help="seconds that a case may take")
+    line.add_argument("--out", type=Path, help="file for the result")
+    line.add_argument("--shard", default="1/1", type=_shard, metavar="I/N", help="a part of all")
+    return line.parse_args(arguments)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -220,12 +192,12 @@ def summary(verdicts: Verdicts, left_out: dict[str, str], left: int) -> dict[str
             suite, _, dtype, mode, _ = name.split("/")
             for row in (suite, f"{suite}, {dtype}", f"{suite}, {mode}"):
                 counts.setdefault(row, Counter())[verdict["outcome"]] += 1
+
+    def having(outcome: str) -> dict[str, Answer]:
+        return {name: one for name, one in sorted(verdicts.items()) if one["outcome"] == outcome}
+
     found = {
-        outcome: {
-            name: verdict["why"]
-            for name, verdict in sorted(verdicts.items())
-            if verdict["outcome"] == outcome
-        }
+        outcome: {name: one["why"] for name, one in having(outcome).items()}
         for outcome in ("wrong", "raises", "skipped")
     }
     allowed: dict[str, list[str]] = {}
@@ -244,9 +216,7 @@ def summary(verdicts: Verdicts, left_out: dict[str, str], left: int) -> dict[str
         **found,
         "left_out": left_out,
         "allowed": allowed,
-        "unchecked": sorted(
-            name for name, one in verdicts.items() if one["outcome"] == "unchecked"
-        ),
+        "unchecked": list(having("unchecked")),
         "notes": noted,
         "not_run": left,
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models of transformers with random weights: all of TorchInductor's dashboard, and other
-architectures; `models` judges them.
+architectures; `models` judges them. `transformers_models.json` is the table of them.
 
 Names are the dashboard's (huggingface_models_list.txt of pytorch's benchmarks/dynamo) where it has
 the model.  Widths are 128, layers two, heads of 64.
@@ -9,6 +9,8 @@ the model.  Widths are 128, layers two, heads of 64.
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,88 +19,6 @@ Sizes = dict[str, Any]
 VOCABULARY = 512
 # Tokens of an example, by device: Triton's interpreter is slow.
 LENGTHS = {"cuda": 128, "cpu": 8}
-
-_BERT: Sizes = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 256,
-    "max_position_embeddings": 160,
-}
-_BART: Sizes = {
-    "vocab_size": VOCABULARY,
-    "d_model": 128,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 256,
-    "decoder_ffn_dim": 256,
-    "max_position_embeddings": 160,
-}
-_GPT2: Sizes = {
-    "vocab_size": VOCABULARY,
-    "n_embd": 128,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 160,
-    "n_ctx": 160,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_GPTNEO: Sizes = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "num_layers": 2,
-    "num_heads": 2,
-    "attention_types": [[["global", "local"], 1]],
-    "window_size": 16,
-    "max_position_embeddings": 160,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_T5: Sizes = {
-    "vocab_size": VOCABULARY,
-    "d_model": 128,
-    "d_kv": 64,
-    "d_ff": 256,
-    "num_layers": 2,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-}
-_LLAMA: Sizes = {
-    **_BERT,
-    "num_attention_heads": 4,
-    "hidden_size": 256,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "pad_token_id": 0,
-}
-_VIT: Sizes = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 256,
-    "image_size": 64,
-    "patch_size": 16,
-    "num_labels": 16,
-}
-_DISTILBERT: Sizes = {
-    "vocab_size": VOCABULARY,
-    "dim": 128,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 256,
-    "max_position_embeddings": 160,
-}
-_DEBERTA: Sizes = {
-    **_BERT,
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "max_relative_positions": -1,
-}
-_MOE: Sizes = {**_LLAMA, "num_experts_per_tok": 2}
 
 
 class Row(NamedTuple):
@@ -113,336 +33,29 @@ class Row(NamedTuple):
     model: str
     sizes: Sizes
     kind: str
-    modes: tuple[str, ...] = ("inference", "training")
+    modes: tuple[str, ...]
 
 
-_INFERENCE, _TRAINING = ("inference",), ("training",)
+def _sizes(given: Any) -> Any:
+    """Return the sizes of a row; those that it is `like` stand in the table by name."""
+    if isinstance(given, str):
+        return _sizes(_TABLE["sizes"][given])
+    base = _sizes(given["like"]) if "like" in given else {}
+    own = {key: one for key, one in given.items() if key != "like"}
+    return base | {key: _sizes(one) if isinstance(one, dict) else one for key, one in own.items()}
 
-# The dashboard's, in its order.
-DASHBOARD: dict[str, Row] = {
-    "AlbertForMaskedLM": Row("AlbertForMaskedLM", {**_BERT, "embedding_size": 64}, "tokens"),
-    "AlbertForQuestionAnswering": Row(
-        "AlbertForQuestionAnswering", {**_BERT, "embedding_size": 64}, "questions"
-    ),
-    "AllenaiLongformerBase": Row(
-        "LongformerForMaskedLM",
-        {**_BERT, "attention_window": [16, 16], "pad_token_id": 1},
-        "tokens",
-    ),
-    "BartForCausalLM": Row("BartForCausalLM", _BART, "tokens"),
-    "BartForConditionalGeneration": Row("BartForConditionalGeneration", _BART, "tokens"),
-    "BertForMaskedLM": Row("BertForMaskedLM", _BERT, "tokens"),
-    "BertForQuestionAnswering": Row("BertForQuestionAnswering", _BERT, "questions"),
-    "BlenderbotForCausalLM": Row("BlenderbotForCausalLM", _BART, "tokens"),
-    "BlenderbotForConditionalGeneration": Row(
-        "BlenderbotForConditionalGeneration", _BART, "tokens"
-    ),
-    "BlenderbotSmallForCausalLM": Row("BlenderbotSmallForCausalLM", _BART, "tokens"),
-    "BlenderbotSmallForConditionalGeneration": Row(
-        "BlenderbotSmallForConditionalGeneration", _BART, "tokens"
-    ),
-    "CamemBert": Row("CamembertForMaskedLM", {**_BERT, "pad_token_id": 1}, "tokens"),
-    "DebertaV2ForMaskedLM": Row(
-        "DebertaV2ForMaskedLM",
-        {**_DEBERTA, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True},
-        "tokens",
-    ),
-    "DebertaV2ForQuestionAnswering": Row("DebertaV2ForQuestionAnswering", _DEBERTA, "questions"),
-    "DistilBertForMaskedLM": Row("DistilBertForMaskedLM", _DISTILBERT, "tokens"),
-    "DistilBertForQuestionAnswering": Row(
-        "DistilBertForQuestionAnswering", _DISTILBERT, "questions"
-    ),
-    "DistillGPT2": Row("GPT2LMHeadModel", _GPT2, "tokens"),
-    "ElectraForCausalLM": Row(
-        "ElectraForCausalLM", {**_BERT, "embedding_size": 64, "is_decoder": True}, "tokens"
-    ),
-    "ElectraForQuestionAnswering": Row(
-        "ElectraForQuestionAnswering", {**_BERT, "embedding_size": 64}, "questions"
-    ),
-    "GPT2ForSequenceClassification": Row(
-        "GPT2ForSequenceClassification", {**_GPT2, "pad_token_id": 0}, "labels"
-    ),
-    "GPTJForCausalLM": Row("GPTJForCausalLM", {**_GPT2, "rotary_dim": 32}, "tokens"),
-    "GPTJForQuestionAnswering": Row(
-        "GPTJForQuestionAnswering", {**_GPT2, "rotary_dim": 32}, "questions"
-    ),
-    "GPTNeoForCausalLM": Row("GPTNeoForCausalLM", _GPTNEO, "tokens"),
-    "GPTNeoForSequenceClassification": Row(
-        "GPTNeoForSequenceClassification", {**_GPTNEO, "pad_token_id": 0}, "labels"
-    ),
-    "GoogleFnet": Row("FNetForMaskedLM", _BERT, "tokens", _TRAINING),
-    "LayoutLMForMaskedLM": Row("LayoutLMForMaskedLM", _BERT, "tokens"),
-    "LayoutLMForSequenceClassification": Row("LayoutLMForSequenceClassification", _BERT, "labels"),
-    "M2M100ForConditionalGeneration": Row("M2M100ForConditionalGeneration", _BART, "tokens"),
-    "MBartForCausalLM": Row("MBartForCausalLM", _BART, "tokens"),
-    "MBartForConditionalGeneration": Row("MBartForConditionalGeneration", _BART, "tokens"),
-    "MT5ForConditionalGeneration": Row("MT5ForConditionalGeneration", _T5, "tokens"),
-    "MegatronBertForCausalLM": Row(
-        "MegatronBertForCausalLM", {**_BERT, "is_decoder": True}, "tokens"
-    ),
-    "MegatronBertForQuestionAnswering": Row("MegatronBertForQuestionAnswering", _BERT, "questions"),
-    "MobileBertForMaskedLM": Row(
-        "MobileBertForMaskedLM",
-        {**_BERT, "embedding_size": 64, "intra_bottleneck_size": 128, "intermediate_size": 128},
-        "tokens",
-    ),
-    "MobileBertForQuestionAnswering": Row(
-        "MobileBertForQuestionAnswering",
-        {**_BERT, "embedding_size": 64, "intra_bottleneck_size": 128, "intermediate_size": 128},
-        "questions",
-    ),
-    "OPTForCausalLM": Row(
-        "OPTForCausalLM", {**_BERT, "ffn_dim": 256, "word_embed_proj_dim": 128}, "tokens"
-    ),
-    "PLBartForCausalLM": Row("PLBartForCausalLM", _BART, "tokens"),
-    "PLBartForConditionalGeneration": Row("PLBartForConditionalGeneration", _BART, "tokens"),
-    "PegasusForCausalLM": Row("PegasusForCausalLM", _BART, "tokens"),
-    "PegasusForConditionalGeneration": Row("PegasusForConditionalGeneration", _BART, "tokens"),
-    "RobertaForCausalLM": Row(
-        "RobertaForCausalLM", {**_BERT, "is_decoder": True, "pad_token_id": 0}, "tokens"
-    ),
-    "RobertaForQuestionAnswering": Row(
-        "RobertaForQuestionAnswering", {**_BERT, "pad_token_id": 0}, "questions"
-    ),
-    "T5ForConditionalGeneration": Row("T5ForConditionalGeneration", _T5, "tokens"),
-    "T5Small": Row(
-        "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}, "tokens"
-    ),
-    "TrOCRForCausalLM": Row("TrOCRForCausalLM", _BART, "tokens"),
-    "XGLMForCausalLM": Row(
-        "XGLMForCausalLM",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 128,
-            "num_layers": 2,
-            "attention_heads": 2,
-            "ffn_dim": 256,
-        },
-        "tokens",
-    ),
-    "XLNetLMHeadModel": Row(
-        "XLNetLMHeadModel",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 128,
-            "n_layer": 2,
-            "n_head": 2,
-            "d_inner": 256,
-            "use_mems_eval": False,
-        },
-        "tokens",
-    ),
-    "YituTechConvBert": Row(
-        "ConvBertForMaskedLM", {**_BERT, "embedding_size": 64, "num_attention_heads": 4}, "tokens"
-    ),
-    "Llama-3.2-1B": Row("LlamaForCausalLM", _LLAMA, "tokens"),
-    "gemma-2-2b": Row(
-        "Gemma2ForCausalLM", {**_LLAMA, "sliding_window": 16, "query_pre_attn_scalar": 64}, "tokens"
-    ),
-    "gemma-3-4b-it": Row(
-        "Gemma3ForCausalLM", {**_LLAMA, "sliding_window": 16, "query_pre_attn_scalar": 64}, "tokens"
-    ),
-    "whisper-tiny": Row(
-        "WhisperForConditionalGeneration",
-        {
-            **_BART,
-            "num_mel_bins": 16,
-            "max_source_positions": 32,
-            "max_target_positions": 160,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-            "suppress_tokens": None,
-            "begin_suppress_tokens": None,
-        },
-        "speech",
-    ),
-    "Qwen3-0.6B": Row("Qwen3ForCausalLM", _LLAMA, "tokens"),
-    "Mistral-7B-Instruct-v0.3": Row(
-        "MistralForCausalLM", {**_LLAMA, "sliding_window": 16}, "tokens"
-    ),
-    "gpt-oss-20b": Row(
-        "GptOssForCausalLM",
-        {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
-        "tokens",
-    ),
+
+_TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+# Those of the dashboard first, in its order.
+ROWS: dict[str, Row] = {
+    name: Row(
+        row.get("model", name),
+        _sizes(row["sizes"]),
+        row.get("kind", "tokens"),
+        tuple(row.get("modes", ("inference", "training"))),
+    )
+    for name, row in (_TABLE["dashboard"] | _TABLE["others"]).items()
 }
-
-OTHERS: dict[str, Row] = {
-    "BertPadded": Row("BertForMaskedLM", _BERT, "padded"),
-    "LlamaPadded": Row("LlamaForCausalLM", _LLAMA, "padded"),
-    "Bloom": Row(
-        "BloomForCausalLM",
-        {"vocab_size": VOCABULARY, "hidden_size": 128, "n_layer": 2, "n_head": 2},
-        "tokens",
-    ),
-    "Clip": Row(
-        "CLIPModel",
-        {
-            "text_config": {**_BERT, "bos_token_id": 1, "eos_token_id": 2},
-            "vision_config": {**_VIT, "projection_dim": 64},
-            "projection_dim": 64,
-        },
-        "pair",
-    ),
-    "Cohere": Row("CohereForCausalLM", _LLAMA, "tokens"),
-    "ConvNext": Row(
-        "ConvNextForImageClassification",
-        {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 1, 1], "num_labels": 16},
-        "image",
-    ),
-    "Ctrl": Row("CTRLLMHeadModel", {**_GPT2, "dff": 256}, "tokens"),
-    "DeepseekV3": Row(
-        "DeepseekV3ForCausalLM",
-        {
-            **_LLAMA,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "moe_intermediate_size": 128,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "kv_lora_rank": 32,
-            "q_lora_rank": 32,
-            "qk_rope_head_dim": 32,
-            "qk_nope_head_dim": 32,
-            "v_head_dim": 64,
-        },
-        "tokens",
-    ),
-    "Deberta": Row("DebertaForMaskedLM", _DEBERTA, "tokens"),
-    "Dinov2": Row("Dinov2ForImageClassification", {**_VIT, "mlp_ratio": 2}, "image"),
-    "Esm": Row(
-        "EsmForMaskedLM",
-        {**_BERT, "pad_token_id": 1, "mask_token_id": 2, "position_embedding_type": "rotary"},
-        "tokens",
-    ),
-    "Falcon": Row(
-        "FalconForCausalLM",
-        {**_BERT, "multi_query": True, "parallel_attn": True, "alibi": False, "bias": False},
-        "tokens",
-    ),
-    "Gemma": Row("GemmaForCausalLM", _LLAMA, "tokens"),
-    "GptNeoX": Row("GPTNeoXForCausalLM", {**_BERT, "rotary_pct": 0.25}, "tokens"),
-    "Granite": Row(
-        "GraniteForCausalLM",
-        {
-            **_LLAMA,
-            "attention_multiplier": 0.125,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-        },
-        "tokens",
-    ),
-    "Led": Row(
-        "LEDForConditionalGeneration",
-        {
-            **_BART,
-            "max_encoder_position_embeddings": 160,
-            "max_decoder_position_embeddings": 160,
-            "attention_window": 16,
-        },
-        "tokens",
-    ),
-    "Mamba": Row(
-        "MambaForCausalLM",
-        {"vocab_size": VOCABULARY, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2},
-        "tokens",
-    ),
-    "Marian": Row(
-        "MarianMTModel", {**_BART, "pad_token_id": 0, "decoder_start_token_id": 0}, "tokens"
-    ),
-    "Mixtral": Row("MixtralForCausalLM", {**_MOE, "num_local_experts": 4}, "tokens"),
-    "Mpnet": Row("MPNetForMaskedLM", _BERT, "tokens"),
-    "Mpt": Row(
-        "MptForCausalLM",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 128,
-            "n_layers": 2,
-            "n_heads": 2,
-            "expansion_ratio": 2,
-            "max_seq_len": 160,
-        },
-        "tokens",
-    ),
-    "Nemotron": Row("NemotronForCausalLM", _LLAMA, "tokens"),
-    "Olmo2": Row("Olmo2ForCausalLM", _LLAMA, "tokens"),
-    "Phi": Row("PhiForCausalLM", {**_BERT, "partial_rotary_factor": 0.5}, "tokens"),
-    "Phi3": Row("Phi3ForCausalLM", {**_LLAMA, "bos_token_id": 1, "eos_token_id": 2}, "tokens"),
-    "Qwen2": Row("Qwen2ForCausalLM", _LLAMA, "tokens"),
-    "Qwen2Moe": Row(
-        "Qwen2MoeForCausalLM",
-        {
-            **_MOE,
-            "num_experts": 4,
-            "moe_intermediate_size": 128,
-            "shared_expert_intermediate_size": 128,
-        },
-        "tokens",
-    ),
-    "ResNet": Row(
-        "ResNetForImageClassification",
-        {
-            "embedding_size": 32,
-            "hidden_sizes": [32, 64, 96, 128],
-            "depths": [1, 1, 1, 1],
-            "num_labels": 16,
-        },
-        "image",
-    ),
-    "RoFormer": Row("RoFormerForMaskedLM", _BERT, "tokens"),
-    "Segformer": Row(
-        "SegformerForImageClassification",
-        {
-            "hidden_sizes": [32, 64, 128, 128],
-            "depths": [1, 1, 1, 1],
-            "num_attention_heads": [1, 1, 2, 2],
-            "decoder_hidden_size": 64,
-            "num_labels": 16,
-        },
-        "image",
-    ),
-    "SmolLm3": Row("SmolLM3ForCausalLM", {**_LLAMA, "pad_token_id": 1}, "tokens"),
-    "SqueezeBert": Row("SqueezeBertForMaskedLM", {**_BERT, "embedding_size": 128}, "tokens"),
-    "StableLm": Row("StableLmForCausalLM", {**_LLAMA, "partial_rotary_factor": 0.25}, "tokens"),
-    "Starcoder2": Row("Starcoder2ForCausalLM", _LLAMA, "tokens"),
-    "Swin": Row(
-        "SwinForImageClassification",
-        {
-            "image_size": 64,
-            "patch_size": 4,
-            "embed_dim": 64,
-            "depths": [2, 2],
-            "num_heads": [1, 2],
-            "window_size": 4,
-            "num_labels": 16,
-        },
-        "image",
-    ),
-    "Vit": Row("ViTForImageClassification", _VIT, "image"),
-    "Wav2Vec2": Row(
-        "Wav2Vec2ForSequenceClassification",
-        {
-            **_BERT,
-            "conv_dim": [64, 64, 64],
-            "conv_kernel": [10, 3, 3],
-            "conv_stride": [5, 2, 2],
-            "num_conv_pos_embeddings": 16,
-            "num_conv_pos_embedding_groups": 4,
-            "mask_time_prob": 0.0,
-            "num_labels": 16,
-            "classifier_proj_size": 64,
-        },
-        "audio",
-    ),
-    "XLMRoberta": Row("XLMRobertaForMaskedLM", {**_BERT, "pad_token_id": 0}, "tokens"),
-}
-ROWS = DASHBOARD | OTHERS
 
 # As huggingface.yaml of the dashboard has them.
 HIGHER_TRAINING = frozenset({"MT5ForConditionalGeneration", "BertForMaskedLM"})

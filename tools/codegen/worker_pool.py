@@ -153,7 +153,8 @@ def _serve(module: str, connection: Connection) -> None:
         question, task = connection.recv()
         try:
             answer = getattr(found, question)(task)
-        except Exception as error:  # noqa: BLE001  # one task that fails must not take the others with it
+        # One task that fails must not take the others with it.
+        except Exception as error:  # noqa: BLE001
             answer = {
                 "error": f"{type(error).__name__}: {error}"[:2000],
                 "where": traceback.format_exc()[-3000:],

@@ -23,9 +23,8 @@ the time was not enough.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
+import itertools
 import os
 import queue
 import random
@@ -36,15 +35,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tools.crash import worker
 from tools.crash.cases import KINDS, Case
-from tools.shared import measurement
-from tools.shared.processes import ROOT, command
+from tools.shared import measurement, programs
+from tools.shared.processes import ROOT, Helper, command
 
 SHIM = Path(__file__).with_name("shim.c")
 FAULTS = ("kill", "killed-after", "torn", "short", "enospc", "enospc-from", "eio", "eio-from")
@@ -86,43 +85,6 @@ class Found:
     failures: list[str] = field(default_factory=list)
 
 
-class Helper:
-    """A program of ours that answers lines of JSON with lines of JSON."""
-
-    def __init__(self, module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self.turn = threading.Lock()
-        self._module = module
-        self._process = subprocess.Popen(
-            command(module, *arguments),
-            env=environment,
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def ask(self, question: Any) -> Any:
-        """Send one line and return the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(
-                f"{self._module} ended with status {self._process.wait()}; its error is above"
-            )
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End it, by force when it does not end by itself."""
-        try:
-            self._process.communicate(timeout=5)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
-            self._process.kill()
-            self._process.communicate()
-
-
 class Matrix:
     """The helpers, and the loop that feeds them."""
 
@@ -137,14 +99,15 @@ class Matrix:
         subprocess.run(make, check=True, env=environment, cwd=ROOT)
         preloaded = {**environment, "LD_PRELOAD": str(build_shim(folder))}
         self.found = Found()
-        self._triton = Helper("tools.crash.triton_process", ["serve"], environment)
-        self._workers = []
-        for number in range(jobs):
-            place = folder / f"worker-{number}"
+        self._triton = Helper("tools.crash.triton_process", "serve", environment=environment)
+        self._turn = threading.Lock()
+        places = [folder / f"worker-{number}" for number in range(jobs)]
+        for place in places:
             place.mkdir()
-            self._workers.append(
-                Helper("tools.crash.worker", [str(materials), str(place)], preloaded)
-            )
+        self._workers = [
+            Helper("tools.crash.worker", str(materials), str(place), environment=preloaded)
+            for place in places
+        ]
         self.cases = worker.cases(materials)
 
     def calls(self, names: Iterable[str]) -> dict[str, list[str]]:
@@ -186,7 +149,7 @@ class Matrix:
     def _run(self, worker: Helper, cell: Cell) -> None:
         answer = worker.ask(asdict(cell))
         while "ask" in answer:
-            with self._triton.turn:
+            with self._turn:
                 seen = self._triton.ask({"cache": answer["ask"], "compile": answer["compile"]})
             self.found.looks.update(look["did"].partition(" ")[0] for look in seen)
             answer = worker.ask(seen)
@@ -196,37 +159,15 @@ class Matrix:
 
 def main() -> int:
     """Run the matrix, print its table, write its counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        sample=(0, "only so many cells, of each entry point and fault in turn"),
+        seed=(0, "of the sample and the order"),
+        cases=("", "names or entry points, separated by commas; all"),
+        jobs=(len(os.sched_getaffinity(0)), "processes that run cells; cores"),
+        time_limit=(TIME_LIMIT_S, "stop after so many seconds"),
+        results=(measurement.RESULTS, "where crash-matrix.json goes"),
     )
-    parser.add_argument(
-        "--sample",
-        type=int,
-        default=0,
-        metavar="N",
-        help="only N cells, of each entry point and fault",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and the order")
-    parser.add_argument(
-        "--cases", default="", help="names or entry points, separated by commas; all"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="processes that run cells; cores",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=TIME_LIMIT_S,
-        metavar="S",
-        help="stop after so many seconds",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where crash-matrix.json goes"
-    )
-    options = parser.parse_args()
     if not sys.platform.startswith("linux") or compiler() is None:
         print(
             f"crash matrix: needs Linux and a C compiler ({', '.join(COMPILERS)}), e.g. gcc",
@@ -239,7 +180,7 @@ def main() -> int:
         )
         return 2
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="crash.", dir=memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="crash.", dir=measurement.fast_directory()) as folder:
         # Names in /proc, by which the shim knows files, have no symbolic links.
         matrix = Matrix(Path(folder).resolve(), options.jobs)
         try:
@@ -252,8 +193,10 @@ def main() -> int:
         finally:
             matrix.close()
     found = matrix.found
-    for line in table(found):
-        print(line)
+    print(f"{'entry point':<12}{'fault':<14}{'runs':>6}", *(f"{kind:>14}" for kind in KINDS))
+    for one in rows(found):
+        entry, fault, runs, *bad = one.values()
+        print(f"{entry:<12}{fault:<14}{runs:>6}", *(f"{count:>14}" for count in bad))
     result = summary(calls, found) | {"seed": options.seed, "sample": options.sample, "left": left}
     result["seconds"] = round(time.monotonic() - started, 1)
     path = measurement.save("crash-matrix", result, options.results)
@@ -262,7 +205,9 @@ def main() -> int:
         f" {result['seconds']} s; written to {path}"
     )
     # One of each kind and entry point first: a hundred like it tell no more.
-    for cell, problem in sorted(found.problems, key=seen_before(found.problems))[:SHOWN_PROBLEMS]:
+    rank = numbered((cell.entry, problem["kind"]) for cell, problem in found.problems)
+    order = sorted(zip(rank, found.problems, strict=True), key=lambda pair: pair[0])
+    for _, (cell, problem) in order[:SHOWN_PROBLEMS]:
         print(
             f"{problem['kind']}: {cell.case}, {cell.fault} at call {cell.at}: {problem['text']}",
             file=sys.stderr,
@@ -272,16 +217,14 @@ def main() -> int:
     return 1 if found.problems or found.failures or left else 0
 
 
-def seen_before(
-    problems: Iterable[tuple[Cell, dict[str, str]]],
-) -> Callable[[tuple[Cell, dict[str, str]]], int]:
-    """Return a sort key: how many problems of that entry point and kind come before it."""
+def numbered(names: Iterable[tuple[str, str]]) -> list[int]:
+    """Return of each how many before it are the same: by it sorted, one of each comes first."""
     count: Counter[tuple[str, str]] = Counter()
-    rank = {}
-    for cell, problem in problems:
-        count[cell.entry, problem["kind"]] += 1
-        rank[id(problem)] = count[cell.entry, problem["kind"]]
-    return lambda pair: rank[id(pair[1])]
+    ranks = []
+    for name in names:
+        ranks.append(count[name])
+        count[name] += 1
+    return ranks
 
 
 def compiler() -> str | None:
@@ -295,14 +238,6 @@ def build_shim(folder: Path) -> Path:
     assert found is not None
     subprocess.run([found, "-shared", "-fPIC", "-O1", "-o", str(built), str(SHIM)], check=True)
     return built
-
-
-def memory() -> str | None:
-    """Return a directory in memory, where flushing is quick; None for the usual place where there
-    is none.
-    """
-    # a fresh directory is made in it
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108
 
 
 def chosen(cases: Iterable[str], wanted: str) -> list[str]:
@@ -325,55 +260,42 @@ def plan(calls: dict[str, list[str]], sample: int, chance: random.Random) -> lis
     ]
     chance.shuffle(cells)
     if sample:
-        rank: Counter[tuple[str, str]] = Counter()
-        ranked = []
-        for cell in cells:
-            rank[cell.entry, cell.fault] += 1
-            ranked.append((rank[cell.entry, cell.fault], cell))
-        cells = [cell for _, cell in sorted(ranked, key=lambda pair: pair[0])[:sample]]
+        rank = numbered((cell.entry, cell.fault) for cell in cells)
+        cells = [
+            cell
+            for _, cell in sorted(zip(rank, cells, strict=True), key=lambda pair: pair[0])[:sample]
+        ]
     return cells
 
 
 def shown_to_triton(cells: Sequence[Cell], cases: dict[str, Case], every: int) -> list[Cell]:
     """Mark one in so many of the cells that leave a cache directory."""
-    marked, number = [], 0
-    for cell in cells:
-        if cases[cell.case].triton_caches():
-            looked = number % every == 0
-            marked.append(
-                replace(cell, triton=number % (every * COMPILE_EVERY) == 0 if looked else None)
-            )
-            number += 1
-        else:
-            marked.append(cell)
-    return marked
+    number = itertools.count()
+
+    def marked(cell: Cell) -> Cell:
+        if not cases[cell.case].triton_caches() or (place := next(number)) % every:
+            return cell
+        return replace(cell, triton=place % (every * COMPILE_EVERY) == 0)
+
+    return [marked(cell) for cell in cells]
 
 
-def table(found: Found) -> list[str]:
-    """Return the lines of the table: entry point and fault, runs, and what went wrong by kind."""
+def rows(found: Found) -> list[dict[str, Any]]:
+    """Return for each entry point and fault the runs, and what went wrong by kind."""
     bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in found.problems)
-    lines = [
-        f"{'entry point':<12}{'fault':<14}{'runs':>6}" + "".join(f"{kind:>15}" for kind in KINDS)
+    return [
+        {"entry": entry, "fault": fault, "runs": runs}
+        | {kind: bad[entry, fault, kind] for kind in KINDS}
+        for (entry, fault), runs in sorted(found.runs.items())
     ]
-    for (entry, fault), runs in sorted(found.runs.items()):
-        lines.append(
-            f"{entry:<12}{fault:<14}{runs:>6}"
-            + "".join(f"{bad[entry, fault, k]:>15}" for k in KINDS)
-        )
-    return lines
 
 
 def summary(calls: dict[str, list[str]], found: Found) -> dict[str, Any]:
     """Return what goes to the result file."""
-    bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in found.problems)
     return {
         "runs": sum(found.runs.values()),
         "calls": {case: len(made) for case, made in calls.items()},
-        "rows": [
-            {"entry": entry, "fault": fault, "runs": runs}
-            | {kind: bad[entry, fault, kind] for kind in KINDS}
-            for (entry, fault), runs in sorted(found.runs.items())
-        ],
+        "rows": rows(found),
         "lookups_by_triton": dict(sorted(found.looks.items())),
         "problems": len(found.problems),
     }

@@ -49,19 +49,20 @@ def pack(document: Any) -> bytes:
 
 def compressed(raw: bytes, prefix: bytes = b"", level: int = 3) -> bytes:
     """Return raw bytes as a frame that declares its size and has a checksum."""
-    shared = (
-        zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        if prefix
-        else None
-    )
     compressor = zstandard.ZstdCompressor(
         level=level,
         write_checksum=True,
         write_content_size=True,
         write_dict_id=False,
-        dict_data=shared,
+        dict_data=raw_dictionary(prefix),
     )
     return compressor.compress(raw)
+
+
+def raw_dictionary(prefix: bytes) -> Any:
+    """Return bytes that come before a frame as zstandard takes them; None for none."""
+    kind = zstandard.DICT_TYPE_RAWCONTENT
+    return zstandard.ZstdCompressionDict(prefix, dict_type=kind) if prefix else None
 
 
 @dataclass
@@ -81,10 +82,8 @@ class Part:
     def of(kind: int, raw: bytes, blobs: Iterable[int] = ()) -> Part:
         """Return a section of raw bytes, compressed where that helps."""
         data = compressed(raw)
-        smaller = len(data) < len(raw)
-        return Part(
-            kind, ZSTD if smaller else STORED, data if smaller else raw, len(raw), list(blobs)
-        )
+        codec, stored = (ZSTD, data) if len(data) < len(raw) else (STORED, raw)
+        return Part(kind, codec, stored, len(raw), list(blobs))
 
 
 @dataclass
@@ -113,9 +112,8 @@ class Parts:
     def document(self, kind: int) -> list[Any]:
         """Return the decoded content, or the observations."""
         part = self.find(kind)
-        document: list[Any] = msgpack.unpackb(
-            zstandard.decompress(part.data) if part.codec else part.data
-        )
+        raw = zstandard.decompress(part.data) if part.codec else part.data
+        document: list[Any] = msgpack.unpackb(raw)
         return document
 
     def put(self, data: bytes, kind: int) -> None:
@@ -173,21 +171,7 @@ class DraftKernel:
     files: list[File]
     target: list[Any] = field(default_factory=lambda: ["cuda", "90", 32])
     spec: list[Any] = field(
-        default_factory=lambda: [
-            "k",
-            4,
-            1,
-            32,
-            0,
-            None,
-            None,
-            None,
-            None,
-            None,
-            False,
-            False,
-            ["list", []],
-        ]
+        default_factory=lambda: ["k", 4, 1, 32, 0, *[None] * 5, False, False, ["list", []]]
     )
     facts: bytes | None = None
     parts: bytes | None = None
@@ -217,22 +201,15 @@ class Draft:
 
     def parts(self) -> Parts:
         """Return the container with its edits made."""
-        ours = {
-            "launch": [
-                f for k in self.kernels for f in k.files if f.name.endswith(("json", "cubin"))
-            ]
-        }
-        others = [f for k in self.kernels for f in k.files] + [
-            f for _, f in self.tuning + self.helpers + self.opaque
-        ]
+        others = [f for k in self.kernels for f in k.files]
+        launch = [f for f in others if f.name.endswith(("json", "cubin"))]
+        others += [f for _, f in self.tuning + self.helpers + self.opaque]
         placed: dict[bytes, bytes] = {}
         groups: list[tuple[int, list[bytes]]] = []
-        for kind, files in ((LAUNCH, ours["launch"]), (IR, others)):
-            group = [
-                raw for raw in dict.fromkeys(sha256(f.data) for f in files) if raw not in placed
-            ]
+        for kind, files in ((LAUNCH, launch), (IR, others)):
+            named = dict.fromkeys(sha256(f.data) for f in files)
+            groups.append((kind, [raw for raw in named if raw not in placed]))
             placed.update((sha256(f.data), f.data) for f in files)
-            groups.append((kind, group))
         table = sorted(placed)
         index = {raw: position for position, raw in enumerate(table)}
         document = self._document(table, placed, index)
@@ -264,16 +241,7 @@ class Draft:
             return [f.name, index[sha256(f.data)], f.spans]
 
         kernels = [
-            [
-                k.key,
-                k.name,
-                k.target,
-                list(map(one, k.files)),
-                k.spec,
-                k.facts,
-                k.parts,
-                k.toolchain,
-            ]
+            [k.key, k.name, k.target, [*map(one, k.files)], k.spec, k.facts, k.parts, k.toolchain]
             for k in self.kernels
         ]
         return [
@@ -295,14 +263,8 @@ def key_of(digest: bytes) -> str:
 def metadata(seed: str, **fields: Any) -> dict[str, Any]:
     """Return a metadata document that belongs to the key of this seed."""
     target = {"backend": "cuda", "arch": 90, "warp_size": 32}
-    return {
-        "hash": sha256(seed.encode()).hex(),
-        "name": "k",
-        "num_warps": 4,
-        "shared": 0,
-        "target": target,
-        **fields,
-    }
+    own = {"hash": sha256(seed.encode()).hex(), "name": "k", "num_warps": 4, "shared": 0}
+    return {**own, "target": target, **fields}
 
 
 def kernel(

@@ -13,7 +13,8 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
+from copy import deepcopy
+from functools import cache, partial
 from typing import Any
 
 import msgpack
@@ -33,6 +34,7 @@ from tools.fuzz.container import (
     DraftKernel,
     File,
     Part,
+    Parts,
     bound,
     compressed,
     draft,
@@ -48,6 +50,7 @@ from tools.fuzz.container import (
 from tools.fuzz.mutations import flip, mutated
 from tools.fuzz.table_content import blob_table
 
+Change = Callable[[Draft], Any]
 MIB = 1 << 20
 KEY = key_of(sha256(b"one"))
 OTHER_KEY = key_of(sha256(b"other"))
@@ -168,15 +171,8 @@ SIZES = {
 }
 
 # What an attack meets where another one took away what it wanted to change.
-_CLASHES = (
-    StopIteration,
-    LookupError,
-    ValueError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zstandard.ZstdError,
-)
+_CLASHES: tuple[type[Exception], ...] = (StopIteration, LookupError, ValueError, TypeError)
+_CLASHES += (OverflowError, struct.error, zstandard.ZstdError)
 # What stands in place of a metadata file: the text after `"shared": `, the whole bytes, or fields.
 _NUMBERS = {
     "infinity": "Infinity",
@@ -234,9 +230,8 @@ def hostile(chance: random.Random, number: int) -> bytes:
     if rest == 0 and turn < len(every_attack()):
         return every_attack()[turn].make()
     first, second = _pick(chance), _pick(chance)
-    if (
-        chance.random() < 0.5 and not first.heavy
-    ):  # to damage it, it is decoded here, without bounds
+    # to damage it, it is decoded here, without bounds
+    if chance.random() < 0.5 and not first.heavy:
         return _damaged(chance, first.make())
     made = draft()
     try:
@@ -279,52 +274,76 @@ def families() -> dict[str, list[Attack]]:
 
 def attacks() -> Iterator[Attack]:
     """Yield every attack."""
-    yield from _names()
-    yield from _spans()
-    yield from _sizes()
-    yield from _bombs()
-    yield from documents()
-    yield from _duplicates()
-    yield from _documents()
-    yield from _binaries()
-    yield from _devices()
-    yield from _trees()
-    yield from _plans()
+    families = (_names, _spans, _sizes, _bombs, documents, _duplicates, _documents)
+    for family in (*families, _binaries, _devices, _trees, _plans):
+        yield from family()
     for name, change, heavy in table_content.attacks():
         yield Attack(name, change, heavy)
     yield Attack("none", lambda _: None)
 
 
+# What attacks do to the first kernel of a draft, its files, and the parts of the bundle.  Values
+# are copied, since a second attack may change them in the draft.
+
+
+def _kernel(**members: Any) -> Change:
+    """Give members of the kernel other values."""
+
+    def change(made: Draft) -> None:
+        for name, value in members.items():
+            setattr(made.kernels[0], name, deepcopy(value))
+
+    return change
+
+
+def _file(suffix: str, **members: Any) -> Change:
+    """Give members of one of its files other values."""
+
+    def change(made: Draft) -> None:
+        for name, value in members.items() if made.kernels else ():
+            setattr(made.kernels[0].file(suffix), name, deepcopy(value))
+
+    return change
+
+
+def _more(*files: File) -> Change:
+    return lambda made: made.kernels[0].files.extend(deepcopy(files))
+
+
+def _spec(at: int, value: Any) -> Change:
+    return lambda made: made.kernels[0].spec.__setitem__(at, deepcopy(value))
+
+
+def _edit(edit: Callable[[list[Any]], Any]) -> Change:
+    """Edit the content document."""
+    return lambda made: made.edits.append(edit)
+
+
+def _container(edit: Callable[[Any], Any]) -> Change:
+    return lambda made: made.container.append(edit)
+
+
+def _seen(*rows: Any) -> Change:
+    """Add observations of kernels."""
+    return lambda made: made.observed[1].extend(deepcopy(rows))
+
+
 def _names() -> Iterator[Attack]:
     for label, name in NAMES.items():
         for suffix in ("ttir", "cubin", "json"):
-            yield Attack(f"name/{suffix}-{label}", _rename(suffix, name))
-        yield Attack(
-            f"name/more-{label}",
-            bound(lambda d, n: d.kernels[0].files.append(File(n, b"more")), name),
-        )
+            yield Attack(f"name/{suffix}-{label}", _file(suffix, name=name))
+        yield Attack(f"name/more-{label}", _more(File(name, b"more")))
     for label, key in KEYS.items():
-        yield Attack(f"key/{label}", bound(lambda d, k: setattr(d.kernels[0], "key", k), key))
-        yield Attack(
-            f"key/observed-{label}", bound(lambda d, k: d.observed[1].append([k, [], [], []]), key)
-        )
-    for label, path in {
-        **NAMES,
-        **PATHS,
-        **{f"in-{n}": f"a/{name}" for n, name in NAMES.items()},
-    }.items():
+        yield Attack(f"key/{label}", _kernel(key=key))
+        yield Attack(f"key/observed-{label}", _seen([key, [], [], []]))
+    inside = {f"in-{n}": f"a/{name}" for n, name in NAMES.items()}
+    for label, path in {**NAMES, **PATHS, **inside}.items():
         for kind in ("tuning", "helpers", "opaque"):
             yield Attack(f"path/{kind}-{label}", _place(kind, path))
     yield Attack("path/forged-kernel", _forged_kernel)
 
 
-def _rename(suffix: str, name: str) -> Callable[[Draft], Any]:
-    return lambda made: (
-        setattr(made.kernels[0].file(suffix), "name", name) if made.kernels else None
-    )
-
-
-def _place(kind: str, path: str) -> Callable[[Draft], Any]:
+def _place(kind: str, path: str) -> Change:
     return lambda made: getattr(made, kind).append((path, File(path.rpartition("/")[2], GROUP)))
 
 
@@ -336,7 +355,7 @@ def _forged_kernel(made: Draft) -> None:
 def _spans() -> Iterator[Attack]:
     for label, spans in SPANS.items():
         for suffix in ("json", "cubin"):
-            yield Attack(f"span/{suffix}-{label}", _span(suffix, spans))
+            yield Attack(f"span/{suffix}-{label}", _file(suffix, spans=[*spans]))
 
     def overlapping(made: Draft) -> None:
         file = made.kernels[-1].file("json")
@@ -346,25 +365,17 @@ def _spans() -> Iterator[Attack]:
         file = made.kernels[-1].file("json")
         file.spans = [*file.spans[3:], *file.spans[:3]]
 
-    def outside(made: Draft) -> None:
-        text = json.dumps(metadata("one"))[:-1] + ', "x": [[cache_dir]]}'
-        made.kernels[0].file("json").data = text.encode()
-        made.kernels[0].file("json").spans = [text.index("[[cache"), 0, 0]
-
-    def inside(made: Draft) -> None:
-        made.kernels[0].file("cubin").data = b"\x7fELF\x01[[cache_dir]][[triton_dir]][[cache_dir]]"
-        made.kernels[0].file("cubin").spans = [5, 0, 1, 18, 1, 2, 32, 0, 3]
-
+    text = json.dumps(metadata("one"))[:-1] + ', "x": [[cache_dir]]}'
+    outside = _file("json", data=text.encode(), spans=[text.index("[[cache"), 0, 0])
+    inside = _file(
+        "cubin",
+        data=b"\x7fELF\x01[[cache_dir]][[triton_dir]][[cache_dir]]",
+        spans=[5, 0, 1, 18, 1, 2, 32, 0, 3],
+    )
     yield Attack("span/overlapping", overlapping)
     yield Attack("span/turned", turned)
     yield Attack("span/outside-string", outside)
     yield Attack("span/in-binary", inside)
-
-
-def _span(suffix: str, spans: list[Any]) -> Callable[[Draft], Any]:
-    return lambda made: (
-        setattr(made.kernels[0].file(suffix), "spans", list(spans)) if made.kernels else None
-    )
 
 
 def _sizes() -> Iterator[Attack]:
@@ -372,48 +383,37 @@ def _sizes() -> Iterator[Attack]:
         if document[1]:
             document[1][0][1] = document[1][0][1] + size if abs(size) == 1 else size
 
+    def section(parts: Parts, kind: int, size: int) -> None:
+        part = parts.find(kind)
+        part.raw = part.raw + size if abs(size) == 1 else size
+
     for label, size in SIZES.items():
-        yield Attack(
-            f"size/blob-{label}", bound(lambda d, s: d.edits.append(lambda doc: blob(doc, s)), size)
-        )
+        yield Attack(f"size/blob-{label}", _edit(partial(blob, size=size)))
         for kind in (LAUNCH, CONTENT, OBSERVED):
-            yield Attack(
-                f"size/section-{kind}-{label}",
-                bound(
-                    lambda d, s, k: d.container.append(
-                        lambda parts: setattr(
-                            parts.find(k), "raw", parts.find(k).raw + s if abs(s) == 1 else s
-                        )
-                    ),
-                    size,
-                    kind,
-                ),
-            )
-    yield Attack("size/empty-binary", lambda d: setattr(d.kernels[0].file("cubin"), "data", b""))
-    yield Attack("size/empty-metadata", lambda d: setattr(d.kernels[0].file("json"), "data", b""))
+            change = _container(partial(section, kind=kind, size=size))
+            yield Attack(f"size/section-{kind}-{label}", change)
+    yield Attack("size/empty-binary", _file("cubin", data=b""))
+    yield Attack("size/empty-metadata", _file("json", data=b""))
 
 
 def _duplicates() -> Iterator[Attack]:
-    yield Attack("twice/kernel", lambda d: d.kernels.append(d.kernels[0]))
-    yield Attack("twice/file", lambda d: d.kernels[0].files.append(d.kernels[0].files[0]))
-    yield Attack("twice/metadata", lambda d: d.kernels[0].files.append(File("other.json", b"{}")))
-    yield Attack("twice/binary", lambda d: d.kernels[0].files.append(File("k.hsaco", b"\x7fELF")))
-    yield Attack("twice/path", lambda d: d.tuning.extend(d.tuning))
-    yield Attack("twice/path-in-two-kinds", lambda d: d.helpers.extend(d.tuning))
-    yield Attack("twice/blob", lambda d: d.edits.append(lambda doc: doc[1].append(doc[1][0])))
-    yield Attack("twice/blob-unsorted", lambda d: d.edits.append(lambda doc: doc[1].reverse()))
-    yield Attack("twice/observed", lambda d: d.observed[1].extend([[KEY, [], [], []]] * 2))
-    yield Attack(
-        "twice/section", lambda d: d.container.append(lambda p: p.sections.append(p.sections[0]))
-    )
-    yield Attack(
-        "twice/content", lambda d: d.container.append(lambda p: p.sections.append(p.find(CONTENT)))
-    )
-    yield Attack("twice/record", lambda d: d.records.extend([["k", [], [], "autotune"]] * 2))
-    yield Attack(
-        "twice/folder-and-file",
-        lambda d: d.opaque.extend([("a", File("a", b"")), ("a/b", File("b", b""))]),
-    )
+    below = [("a", File("a", b"")), ("a/b", File("b", b""))]
+    for label, change in {
+        "kernel": lambda d: d.kernels.append(d.kernels[0]),
+        "file": lambda d: d.kernels[0].files.append(d.kernels[0].files[0]),
+        "metadata": _more(File("other.json", b"{}")),
+        "binary": _more(File("k.hsaco", b"\x7fELF")),
+        "path": lambda d: d.tuning.extend(d.tuning),
+        "path-in-two-kinds": lambda d: d.helpers.extend(d.tuning),
+        "blob": _edit(lambda doc: doc[1].append(doc[1][0])),
+        "blob-unsorted": _edit(lambda doc: doc[1].reverse()),
+        "observed": _seen(*[[KEY, [], [], []]] * 2),
+        "section": _container(lambda p: p.sections.append(p.sections[0])),
+        "content": _container(lambda p: p.sections.append(p.find(CONTENT))),
+        "record": lambda d: d.records.extend([["k", [], [], "autotune"]] * 2),
+        "folder-and-file": lambda d: d.opaque.extend(below),
+    }.items():
+        yield Attack(f"twice/{label}", change)
 
 
 def _trees() -> Iterator[Attack]:
@@ -442,15 +442,8 @@ def _trees() -> Iterator[Attack]:
 
 
 def _tree(made: Draft, chunk: bytes, files: list[Any], kernels: dict[str, Any]) -> None:
-    row = {
-        "family": "vllm",
-        "files": files,
-        "fingerprint": {},
-        "format": 1,
-        "kernels": kernels,
-        "place": "",
-        "ranks": [],
-    }
+    row: dict[str, Any] = {"family": "vllm", "files": files, "fingerprint": {}, "format": 1}
+    row |= {"kernels": kernels, "place": "", "ranks": []}
     index = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
     for data, ending in ((chunk, ""), (index, ".tree.json")):
         base = sha256(data).hex() + ending
@@ -463,10 +456,8 @@ def _plans() -> Iterator[Attack]:
     spec = {"dtype": "float32", "sizes": [4, "n"], "strides": ["n", 1], "offset": 0}
     tensor = {"name": "x", "spec": spec, "aligned": False, "changed": False, "number": None}
     number = tensor | {"spec": None, "name": ""}
-    allocate = [
-        "Allocate",
-        {"name": "y", "spec": {"dtype": "int8", "sizes": [2**47], "strides": [1], "offset": 0}},
-    ]
+    terabytes = {"dtype": "int8", "sizes": [2**47], "strides": [1], "offset": 0}
+    allocate = ["Allocate", {"name": "y", "spec": terabytes}]
     release = ["Release", {"name": "y"}]
     changed: dict[str, dict[str, Any]] = {
         "sound": {},
@@ -489,15 +480,14 @@ def _plans() -> Iterator[Attack]:
         "output-lacking": {"outputs": [{"buffer": "z", "spec": None, "size": None}]},
     }
     for label, changes in changed.items():
-        plan = {
+        plan: dict[str, Any] = {
             "inputs": [tensor],
             "sizes": {"n": [0, 1]},
             "steps": [],
             "kernels": {},
-            "constants": [],
-            "version": 1,
-            "outputs": [{"buffer": "x", "spec": None, "size": None}],
-        } | changes
+        }
+        plan |= {"constants": [], "version": 1}
+        plan |= {"outputs": [{"buffer": "x", "spec": None, "size": None}]} | changes
         yield Attack(f"plan/{label}", bound(_plan, json.dumps(plan).encode()))
     yield Attack("plan/no-json", bound(_plan, b"\xff{"))
 
@@ -516,20 +506,12 @@ def _devices() -> Iterator[Attack]:
         "up": ["../.."],
         "true": [True],
     }.items():
-        seen = [KEY, devices, ["inductor"], []]
-        yield Attack(
-            f"device/{label}",
-            bound(lambda d, s: d.observed[1].append(s), seen),
-            heavy=label == "many",
-        )
-    yield Attack(
-        "device/layout",
-        lambda d: d.observed[1].append([KEY, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]]),
-    )
-    yield Attack(
-        "device/host",
-        lambda d: d.observed[2].extend([[["python", "\x1b[2J"]], [], [["a", "b"]] * 2]),
-    )
+        seen = _seen([KEY, devices, ["inductor"], []])
+        yield Attack(f"device/{label}", seen, heavy=label == "many")
+    layout = _seen([KEY, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]])
+    host = [[["python", "\x1b[2J"]], [], [["a", "b"]] * 2]
+    yield Attack("device/layout", layout)
+    yield Attack("device/host", lambda made: made.observed[2].extend(host))
 
 
 def _document(seed: str, **fields: Any) -> bytes:
@@ -539,6 +521,7 @@ def _document(seed: str, **fields: Any) -> bytes:
 def _documents() -> Iterator[Attack]:
     """Yield metadata that is no JSON, no object, or odd in a field."""
     plain = _document("one")
+    large = b"x" * 2 * MIB + noise("large", 8000).hex().encode()
     whole = {
         "utf-16": plain.decode().encode("utf-16"),
         "utf-32": plain.decode().encode("utf-32"),
@@ -560,34 +543,29 @@ def _documents() -> Iterator[Attack]:
         "slashes": _document("one", x=" /" * 150_000),
         "triton": _document("one", x="/triton/backends/ " * 5000),
         "quotes": _document("one", x='"\\' * 50_000),
-        "large": (
-            plain[:-1] + b', "x": "' + b"x" * 2 * MIB + noise("large", 8000).hex().encode() + b'"}'
-        ),
+        "large": plain[:-1] + b', "x": "' + large + b'"}',
     }
     for label, data in whole.items():
-        yield Attack(f"json/{label}", _replace_metadata(data), heavy=label == "large")
+        yield Attack(f"json/{label}", _metadata(data), heavy=label == "large")
     for label, number in _NUMBERS.items():
         for name in ("shared", "num_warps"):
-            text = plain.decode().replace(
-                f'"{name}": {metadata("one")[name]}', f'"{name}": {number}'
-            )
-            yield Attack(f"json/{name}-{label}", _replace_metadata(text.encode()))
+            sound = f'"{name}": {metadata("one")[name]}'
+            text = plain.decode().replace(sound, f'"{name}": {number}')
+            yield Attack(f"json/{name}-{label}", _metadata(text.encode()))
     for label, fields in _FIELDS.items():
-        yield Attack(f"json/{label}", _replace_metadata(_document("one", **fields)))
+        yield Attack(f"json/{label}", _metadata(_document("one", **fields)))
     for depth in (100, *range(940, 1000, 3), 2000, 100_000):
         text = plain.decode()[:-1] + ', "x": ' + "[" * depth + "]" * depth + "}"
-        yield Attack(f"json/deep-{depth}", _replace_metadata(text.encode()))
+        yield Attack(f"json/deep-{depth}", _metadata(text.encode()))
         objects = plain.decode()[:-1] + ', "x": ' + '{"a":' * depth + "1" + "}" * depth + "}"
-        yield Attack(f"json/deep-objects-{depth}", _replace_metadata(objects.encode()))
+        yield Attack(f"json/deep-objects-{depth}", _metadata(objects.encode()))
     for name in metadata("one"):
         rest = {field: value for field, value in metadata("one").items() if field != name}
-        yield Attack(f"json/without-{name}", _replace_metadata(json.dumps(rest).encode()))
+        yield Attack(f"json/without-{name}", _metadata(json.dumps(rest).encode()))
 
 
-def _replace_metadata(data: bytes) -> Callable[[Draft], Any]:
-    return lambda made: (
-        setattr(made.kernels[0].file("json"), "data", data) if made.kernels else None
-    )
+def _metadata(data: bytes) -> Change:
+    return _file("json", data=data)
 
 
 def elf(
@@ -602,6 +580,7 @@ def elf(
 
 def _binaries() -> Iterator[Attack]:
     """Yield device binaries whose headers lie."""
+    row, far = struct.Struct("<IIQQQQI20x").pack, (2**64 - 1, 2**64 - 1)
     tables = {
         "far": elf(2**64 - 1, 2**64 - 1, (56, 1, 64, 1)),
         "far-odd": elf(2**64 - 1, 0, (55, 3, 64, 0)),
@@ -611,25 +590,16 @@ def _binaries() -> Iterator[Attack]:
         "huge-rows": elf(64, 64, (56, 1, 64, 1), b"\xff" * 64),
         "far-odd-rows": elf(0, 2**63, (56, 0, 65, 3), bytes(200)),
         "at-the-limit": elf(0, 2**63 - 1, (56, 0, 65, 3), bytes(200)),
-        "far-names": elf(
-            0,
-            64,
-            (56, 0, 64, 2),
-            struct.pack("<IIQQQQI20x", 2**32 - 1, 3, 0, 0, 2**64 - 1, 2**64 - 1, 9) * 2,
-        ),
-        "far-notes": elf(
-            0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 7, 0, 0, 2**64 - 1, 12, 0)
-        ),
-        "far-symbols": elf(
-            0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 2, 0, 2**64 - 1, 2**63, 2**63, 0)
-        ),
+        "far-names": elf(0, 64, (56, 0, 64, 2), row(2**32 - 1, 3, 0, 0, *far, 9) * 2),
+        "far-notes": elf(0, 64, (56, 0, 64, 1), row(0, 7, 0, 0, far[0], 12, 0)),
+        "far-symbols": elf(0, 64, (56, 0, 64, 1), row(0, 2, 0, far[0], 2**63, 2**63, 0)),
         "head-only": b"\x7fELF",
         "no-elf": b"MZ" + bytes(99),
         "half-head": b"\x7fELF\x02" + bytes(20),
     }
     for label, data in tables.items():
-        change = _replace_binary(data)
-        yield Attack(f"elf/{label}", change, heavy=label in {"many", "no-stride"})
+        heavy = label in {"many", "no-stride"}
+        yield Attack(f"elf/{label}", _file("cubin", data=data), heavy=heavy)
     # Each path is looked for in the binary.
     count = 8_000
     texts = b"".join(b'\t.file %d "/%07d/%07d"\n' % (n, n, n) for n in range(count))
@@ -642,11 +612,7 @@ def _binaries() -> Iterator[Attack]:
     yield Attack("elf/many-paths", paths, heavy=True)
 
 
-def _replace_binary(data: bytes) -> Callable[[Draft], Any]:
-    return lambda made: setattr(made.kernels[0].file("cubin"), "data", data)
-
-
-def _frame(data: bytes, raw: int, kind: int = CONTENT) -> Callable[[Draft], Any]:
+def _frame(data: bytes, raw: int, kind: int = CONTENT) -> Change:
     """Return a change that gives a section these stored bytes and this raw size."""
 
     def change(parts: Any) -> None:
@@ -663,29 +629,21 @@ def _bombs() -> Iterator[Attack]:
     yield Attack("bomb/manifest-ratio", _frame(zeros, 16 * MIB))
     yield Attack("bomb/manifest-lying-frame", _frame(zeros, MIB))
     yield Attack("bomb/launch-ratio", _frame(zeros, 16 * MIB, LAUNCH))
-    yield Attack(
-        "bomb/no-size",
-        _frame(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(99)), 99),
-    )
-    yield Attack(
-        "bomb/no-checksum",
-        _frame(zstandard.ZstdCompressor(write_checksum=False).compress(bytes(99)), 99),
-    )
+    for label, compressor in (
+        ("no-size", zstandard.ZstdCompressor(write_content_size=False)),
+        ("no-checksum", zstandard.ZstdCompressor(write_checksum=False)),
+    ):
+        yield Attack(f"bomb/{label}", _frame(compressor.compress(bytes(99)), 99))
     yield Attack("bomb/two-frames", _frame(compressed(bytes(50)) * 2, 50))
-    yield Attack(
-        "bomb/skippable", _frame(b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + compressed(bytes(50)), 50)
-    )
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    yield Attack("bomb/skippable", _frame(skippable + compressed(bytes(50)), 50))
     wide = zstandard.ZstdCompressionParameters.from_level(1, window_log=27, write_checksum=True)
     streamed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     yield Attack("bomb/window", _frame(streamed.compress(bytes(64)) + streamed.flush(), 64))
     # Exactly as dense as the limit allows: manifests of nothing but tiny arrays, long strings, deep
     # nests.
-    for label, unit in (
-        ("lists", b"\x90"),
-        ("pairs", b"\x92\xc0\xc0"),
-        ("texts", b"\xa2ab"),
-        ("ones", b"\x91\xc0"),
-    ):
+    units = {"lists": b"\x90", "pairs": b"\x92\xc0\xc0", "texts": b"\xa2ab", "ones": b"\x91\xc0"}
+    for label, unit in units.items():
         for count in (60_000, 900_000, 4_000_000, 15_000_000):
             yield Attack(f"bomb/{label}-{count}", _dense(unit, count), heavy=count > 60_000)
     yield Attack("bomb/reused-blob", _reused_blob, heavy=True)
@@ -694,26 +652,18 @@ def _bombs() -> Iterator[Attack]:
     yield Attack("bomb/prefix-large", _large_prefixes, heavy=True)
     yield Attack("bomb/prefix-own", lambda made: _prefixed(made, 1, [2]))
     yield Attack("bomb/prefix-later", lambda made: _prefixed(made, 1, [99]))
-    yield Attack(
-        "bomb/sections",
-        lambda d: d.container.append(
-            lambda p: p.sections.extend(Part.of(99, b"") for _ in range(20_000))
-        ),
-        heavy=True,
-    )
+    sections = _container(lambda p: p.sections.extend(Part.of(99, b"") for _ in range(20_000)))
+    yield Attack("bomb/sections", sections, heavy=True)
 
 
-def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
+def _dense(unit: bytes, count: int) -> Change:
     """Return a change that makes a manifest of many tiny members, padded until the ratio of its
     frame is allowed.
     """
 
     def change(made: Draft) -> None:
-        size = len(unit)
-        rows = [
-            min(1_000_000, count // size - start)
-            for start in range(0, max(1, count // size), 1_000_000)
-        ]
+        number, most = count // len(unit), 1_000_000
+        rows = [min(most, number - start) for start in range(0, max(1, number), most)]
         body = b"".join(b"\xdd" + struct.pack(">I", row) + unit * row for row in rows)
         # Fourteen fields: the schema, no digests, and where the kernels are, these arrays.
         raw = b"\x9e\x02\xc4\x00" + b"\x90" * 7 + bytes([0x90 | len(rows)]) + body + b"\x90" * 3
@@ -789,75 +739,45 @@ def _large_prefixes(made: Draft) -> None:
 def documents() -> Iterator[Attack]:
     """Yield manifests that are deep, huge, or of wrong types and values."""
     for depth in (10, 17, 60, 600, 100_000):
-        yield Attack(f"deep/content-{depth}", _raw_content(nested(depth)))
-        yield Attack(
-            f"deep/observed-{depth}",
-            bound(lambda d, n: d.container.append(lambda p: p.put(nested(n), OBSERVED)), depth),
-        )
-        yield Attack(
-            f"deep/facts-{depth}",
-            bound(lambda d, n: setattr(d.kernels[0], "facts", nested(n)), depth),
-        )
-        yield Attack(
-            f"deep/parts-{depth}",
-            bound(lambda d, n: setattr(d.kernels[0], "parts", nested(n)), depth),
-        )
+        deep = nested(depth)
+        yield Attack(f"deep/content-{depth}", _raw(deep))
+        yield Attack(f"deep/observed-{depth}", _raw(deep, OBSERVED))
+        yield Attack(f"deep/facts-{depth}", _kernel(facts=deep))
+        yield Attack(f"deep/parts-{depth}", _kernel(parts=deep))
     for depth in (2, 6, 9, 40):
-        yield Attack(
-            f"deep/value-{depth}",
-            bound(lambda d, n: d.kernels[0].spec.__setitem__(12, value_chain(n)), depth),
-        )
+        yield Attack(f"deep/value-{depth}", _spec(12, value_chain(depth)))
         record = ["k", [], [["x", value_chain(depth)]], "autotune"]
         yield Attack(f"deep/record-{depth}", bound(lambda d, r: d.records.append(r), record))
-    for label, head in (
-        ("array", b"\xdd"),
-        ("text", b"\xdb"),
-        ("bin", b"\xc6"),
-        ("map", b"\xdf"),
-        ("ext", b"\xc9"),
-    ):
-        yield Attack(f"huge/{label}", _raw_content(b"\x9e\x02" + head + b"\xff\xff\xff\xff"))
-    yield Attack("huge/map", _raw_content(b"\x82\x01\x02\x01\x03"))
-    yield Attack("huge/float-schema", lambda d: d.edits.append(lambda doc: doc.__setitem__(0, 1.0)))
-    yield Attack("huge/text", lambda d: setattr(d.kernels[0], "name", "n" * 5000))
-    yield Attack("huge/escape", lambda d: setattr(d.kernels[0], "name", "\x1b]0;x\x07" * 500))
-    yield Attack(
-        "huge/files",
-        lambda d: d.kernels[0].files.extend(File(f"f{n}.ttir", b"x") for n in range(65)),
-    )
-    for label, text in (
-        ("unicode-digits", "\u0663"),
-        ("many", "9" * 400),
-        ("minus", "--1"),
-        ("empty", ""),
-        ("hex", "0x1"),
-    ):
-        yield Attack(
-            f"value/int-{label}",
-            bound(lambda d, t: d.kernels[0].spec.__setitem__(12, ["int", t]), text),
-        )
+    heads = {"array": b"\xdd", "text": b"\xdb", "bin": b"\xc6", "map": b"\xdf", "ext": b"\xc9"}
+    for label, head in heads.items():
+        yield Attack(f"huge/{label}", _raw(b"\x9e\x02" + head + b"\xff\xff\xff\xff"))
+    yield Attack("huge/map", _raw(b"\x82\x01\x02\x01\x03"))
+    yield Attack("huge/float-schema", _edit(lambda doc: doc.__setitem__(0, 1.0)))
+    yield Attack("huge/text", _kernel(name="n" * 5000))
+    yield Attack("huge/escape", _kernel(name="\x1b]0;x\x07" * 500))
+    yield Attack("huge/files", _more(*(File(f"f{n}.ttir", b"x") for n in range(65))))
+    digits = {
+        "unicode-digits": "\u0663",
+        "many": "9" * 400,
+        "minus": "--1",
+        "empty": "",
+        "hex": "0x1",
+    }
+    for label, text in digits.items():
+        yield Attack(f"value/int-{label}", _spec(12, ["int", text]))
     twice = ["dict", [["a", ["none", None]], ["a", ["bool", True]]]]
-    yield Attack("value/dict-twice", lambda d: d.kernels[0].spec.__setitem__(12, twice))
-    facts = pack(
-        ["ast", [["x", "", None, True, False, False]], [], [[[2**63], ["int", 1]]], [], []]
+    yield Attack("value/dict-twice", _spec(12, twice))
+    argument, constant = ["x", "", None, True, False, False], [[2**63], ["int", 1]]
+    yield Attack(
+        "value/facts-path", _kernel(facts=pack(["ast", [argument], [], [constant], [], []]))
     )
-    yield Attack("value/facts-path", lambda d: setattr(d.kernels[0], "facts", facts))
     for position, odd in enumerate([-1, 2**64 - 1, None, "4", 1.5, True]):
         for at in range(12):
-            yield Attack(
-                f"value/spec-{at}-{position}",
-                bound(lambda d, a, o: d.kernels[0].spec.__setitem__(a, o), at, odd),
-            )
-    yield Attack(
-        "value/arch-digits", lambda d: setattr(d.kernels[0], "target", ["cuda", "\u0669" * 1300, 0])
-    )
-    yield Attack("value/arch-long", lambda d: _arch(d, "9" * 4096))
+            yield Attack(f"value/spec-{at}-{position}", _spec(at, odd))
+    yield Attack("value/arch-digits", _kernel(target=["cuda", "\u0669" * 1300, 0]))
+    known = ["3.7.1", None, "12.9"]
+    yield Attack("value/arch-long", _kernel(target=["cuda", "9" * 4096, 32], toolchain=known))
 
 
-def _arch(made: Draft, arch: str) -> None:
-    made.kernels[0].target = ["cuda", arch, 32]
-    made.kernels[0].toolchain = ["3.7.1", None, "12.9"]
-
-
-def _raw_content(data: bytes) -> Callable[[Draft], Any]:
-    return lambda made: made.container.append(lambda parts: parts.put(data, CONTENT))
+def _raw(data: bytes, kind: int = CONTENT) -> Change:
+    return _container(lambda parts: parts.put(data, kind))

@@ -29,8 +29,8 @@ from rich.console import Console
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.leak_search import find_leaks
-from bundler.cli.program_facts import program_facts, show_programs
+from bundler.cli.bundles.leak_search import find_leaks
+from bundler.cli.bundles.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
 from bundler.errors import BundlerError
 from bundler.format.binaries.source_stripping import strip_source
@@ -57,8 +57,8 @@ from bundler.runtime import DryDriver, build_plan, can_launch, load
 from bundler.runtime.program.program_summary import programs_of
 from bundler.runtime.tuning.occupancy import usage_of
 from bundler.runtime.tuning.tuning_winners import config_of, record_of, table_entry
-from bundler.toolchain import rekeyed_key
 from bundler.toolchain.identity import triton_dir
+from bundler.toolchain.replay import rekeyed_key
 
 ACCEPTED = "accepted"
 GROUP = "__grp__"
@@ -108,17 +108,17 @@ class Judge:
             restore: whether to restore as well; None when it was accepted.
             used: whether to launch it in dry runs, to store it, and to look at its tunings too.
         """
-        opened = _typed(lambda: Bundle.from_bytes(data))
+        opened = typed(lambda: Bundle.from_bytes(data))
         if isinstance(opened, BundlerError):
             return type(opened).__name__
         with opened as bundle:
             outcomes: list[object] = [
-                _typed(lambda: read_everything(bundle)),
-                _typed(bundle.verify),
+                typed(lambda: read_everything(bundle)),
+                typed(bundle.verify),
             ]
             outcomes += [*_select(bundle), *_merge(bundle, self.golden[golden])]
             if used:
-                outcomes += [_typed(call) for call in uses(bundle, self.place / "used")]
+                outcomes += [typed(call) for call in uses(bundle, self.place / "used")]
             errors = [
                 type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
             ]
@@ -142,13 +142,13 @@ class Judge:
         self._restore(bundle, bundle, keep="all", trust="code")
         self._restore(bundle, path, keep="all", trust="code")
         with self._guarding():
-            _typed(lambda: bundler.check(path, str(self.target), only="all", trust="code"))
-            _typed(
+            typed(lambda: bundler.check(path, str(self.target), only="all", trust="code"))
+            typed(
                 lambda: bundler.restore(
                     self.golden[golden], str(self.target), only="all", trust="code"
                 )
             )
-            _typed(lambda: bundler.restore(bundle, str(self.target), only="all", trust="code"))
+            typed(lambda: bundler.restore(bundle, str(self.target), only="all", trust="code"))
         self._fresh()
         _same(before, _guarded(self.place / "guard", self.target), "outside the target")
 
@@ -157,7 +157,7 @@ class Judge:
     ) -> None:
         known = {path for path, _ in _files(self.target)} if self.target.exists() else set()
         with self._guarding():
-            report = _typed(
+            report = typed(
                 lambda: bundler.restore(source, str(self.target), keep=keep, trust=trust, only=only)
             )
         repaired = isinstance(report, BundlerError) or bool(report.repaired)
@@ -169,7 +169,7 @@ class Judge:
         self._look(bundle, trust, known, repaired=repaired)
 
     def _check(self, source: Bundle | Path) -> None:
-        checked = _typed(
+        checked = typed(
             lambda: bundler.check(source, str(self.target), keep="all", only="all", trust="code")
         )
         if isinstance(checked, BundlerError):
@@ -271,7 +271,7 @@ class _Allowed:
             of_kernel = isinstance(entry, Kernel)
             artifacts = entry.artifacts if isinstance(entry, Kernel) else (entry.artifact,)
             for artifact in artifacts:
-                stored = _typed(partial(bundle.read, artifact))
+                stored = typed(partial(bundle.read, artifact))
                 if isinstance(stored, BundlerError):
                     continue
                 path = (
@@ -319,7 +319,7 @@ def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
     opaque = [entry for entry in bundle.content.entries if isinstance(entry, Opaque)]
     if not any(entry.path.endswith(".tree.json") for entry in opaque):
         return
-    read = {entry.path: _typed(partial(bundle.read, entry.artifact)) for entry in opaque}
+    read = {entry.path: typed(partial(bundle.read, entry.artifact)) for entry in opaque}
     sound = {path: data for path, data in read.items() if not isinstance(data, BundlerError)}
     for path, data in sound.items():
         if not path.endswith(".tree.json"):
@@ -408,12 +408,12 @@ def _decode(kernel: Kernel) -> None:
 
 
 def _select(bundle: Bundle) -> Iterator[object]:
-    yield _typed(lambda: bundle.select(keep="launch"))
-    yield _typed(lambda: bundle.select(target="cuda:90", names="*a*"))
+    yield typed(lambda: bundle.select(keep="launch"))
+    yield typed(lambda: bundle.select(target="cuda:90", names="*a*"))
 
 
 def _merge(bundle: Bundle, golden: Bundle) -> Iterator[object]:
-    one, two = _typed(lambda: merge([bundle, golden])), _typed(lambda: merge([golden, bundle]))
+    one, two = typed(lambda: merge([bundle, golden])), typed(lambda: merge([golden, bundle]))
     yield one
     if isinstance(one, BundlerError) or isinstance(two, BundlerError):
         if type(one) is not type(two):
@@ -423,7 +423,7 @@ def _merge(bundle: Bundle, golden: Bundle) -> Iterator[object]:
         raise Finding(f"merged in one order {one.digest}, in the other {two.digest}")
     if diff(one, two):
         raise Finding("merged in two orders, two contents of one digest")
-    yield _typed(lambda: _round_trip(one))
+    yield typed(lambda: _round_trip(one))
 
 
 def _round_trip(bundle: Bundle) -> None:
@@ -444,7 +444,7 @@ def _restored_bytes(bundle: Bundle) -> int:
     return sum(sizes)
 
 
-def _typed(call: Callable[[], T]) -> T | BundlerError:
+def typed(call: Callable[[], T]) -> T | BundlerError:
     """Return what a call returns or raises, if that is an error of ours that can be printed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

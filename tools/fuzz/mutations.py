@@ -15,36 +15,9 @@ import msgpack
 from tools.fuzz.container import CONTENT, OBSERVED, Parts, nested, pack
 
 ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    255,
-    2**31,
-    2**32,
-    2**63,
-    2**64 - 1,
-    -(2**63),
-    1.5,
-    "",
-    "..",
-    "a/b",
-    "\0",
-    "x" * 5000,
-    b"",
-    b"\0" * 32,
-    [],
-    [[]],
-    {},
-    {"a": 1},
-    "A" * 52,
-    "k.cubin",
-    "json",
-    ["none", None],
-    ["list", []],
-    [0, 0, 0],
+    *(None, True, False, 0, 1, -1, 255, 2**31, 2**32, 2**63, 2**64 - 1, -(2**63), 1.5),
+    *("", "..", "a/b", "\0", "x" * 5000, b"", b"\0" * 32, "A" * 52, "k.cubin", "json"),
+    *([], [[]], {}, {"a": 1}, ["none", None], ["list", []], [0, 0, 0]),
 ]
 DEEP = msgpack.unpackb(nested(60))
 
@@ -67,9 +40,8 @@ def mutated(chance: random.Random, data: bytes) -> bytes:
     section = CONTENT if kind == 4 else chance.choice([CONTENT, OBSERVED])
     document = parts.document(section)
     for _ in range(chance.choice([1, 1, 2])):
-        with contextlib.suppress(
-            RecursionError
-        ):  # what nests deeper than Python copies stays as it is
+        # what nests deeper than Python copies stays as it is
+        with contextlib.suppress(RecursionError):
             _change(chance, document)
     packed = pack(document)
     parts.put(flip(chance, packed) if kind == 5 and chance.random() < 0.5 else packed, section)
@@ -120,9 +92,8 @@ def _change(chance: random.Random, node: list[Any]) -> None:
             # Copies, since an array could otherwise come to lie inside itself.
             array[position], other[place] = copy.deepcopy((other[place], array[position]))
         case 3 if isinstance(array[position], int):
-            array[position] = max(
-                -(2**63), min(2**64 - 1, array[position] + chance.choice([-1, 1, 1 << 20]))
-            )
+            near = array[position] + chance.choice([-1, 1, 1 << 20])
+            array[position] = max(-(2**63), min(2**64 - 1, near))
         case 4 if isinstance(array[position], bytes):
             array[position] = flip(chance, array[position])
         case 5:

@@ -20,7 +20,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,8 @@ from bundler.errors import NotFound, OperatorFailed
 from bundler.runtime.program.allowed_operators import ALLOWED
 from bundler.runtime.program.checked_memory import CheckedMemory
 from bundler.toolchain.torch_memory import TorchMemory
+from tools.shared import programs
+from tools.shared.processes import command
 
 GUARD = Path(__file__).parent / "guarded_memory.c"
 SAMPLES, CALLS_EACH, LARGEST = 25, 6, 20_000
@@ -45,15 +46,8 @@ NUMBERS = [-(2**63), -(2**31) - 1, -2, -1, 0, 1, 2, 3, 7, 16, 100, 2**31, 2**33,
 SMALL = [-2, -1, 0, 1, 2, 3, 5, 8, 16]
 FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 0.5, 1e30, -1e30, 1e-30]
 DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
 ]
 Call = tuple[list[Any], dict[str, Any]]
 
@@ -127,10 +121,8 @@ def changed(item: Any, chance: random.Random) -> Any:
     """Return an argument that is not quite the one of a sample."""
     match item:
         case torch.Tensor():
-            change = chance.choice(
-                [_resized, _resized, _other_values, _other_values, _strided, _retyped]
-            )
-            return change(item, chance)
+            twice = [_resized, _other_values]
+            return chance.choice([*twice, *twice, _strided, _retyped])(item, chance)
         case bool():
             return not item
         case int():
@@ -142,9 +134,8 @@ def changed(item: Any, chance: random.Random) -> Any:
             kept = [*parts[:place], changed(parts[place], chance), *parts[place + 1 :]]
             return chance.choice([kept, kept, kept, parts[:-1], [*parts, parts[-1]]])
         case None:
-            return chance.choice(
-                [1, 0, -1, 0.5, [1, 1], torch.zeros(3), torch.zeros(3, dtype=torch.int64)]
-            )
+            zeros = [torch.zeros(3), torch.zeros(3, dtype=torch.int64)]
+            return chance.choice([1, 0, -1, 0.5, [1, 1], *zeros])
     return item
 
 
@@ -239,11 +230,7 @@ def work(
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=250, help="cases for each operator")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = programs.parser(__doc__, count=(250, "cases for each operator"), seed=(0, "of them"))
     parser.add_argument("--only", nargs="*", default=(), help="operators, by their whole names")
     parser.add_argument(
         "--work", nargs=3, metavar=("CALLS", "OPERATOR", "CASE"), help=argparse.SUPPRESS
@@ -273,32 +260,21 @@ def _driven(calls: Mapping[str, list[Call]], folder: Path, count: int, seed: int
     it.
     """
     library, kept = folder / "guarded_memory.so", folder / "calls"
-    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(GUARD), "-ldl", "-lpthread"]
-    subprocess.run(command, check=True)
+    compiler = ("cc", "-O1", "-shared", "-fPIC", "-o", str(library))
+    subprocess.run([*compiler, str(GUARD), "-ldl", "-lpthread"], check=True)
     kept.write_bytes(pickle.dumps(calls))
     names, findings, number, case, deaths = list(calls), [], 0, 0, 0
     while number < len(names):
-        command = [
-            sys.executable,
-            "-m",
-            "tools.fuzz",
-            "operators",
-            "--count",
-            str(count),
-            "--seed",
-            str(seed),
-        ]
-        command += ["--work", str(kept), str(number), str(case)]
-        done = subprocess.run(
-            command,
-            env=os.environ | {"LD_PRELOAD": str(library)},
-            stderr=subprocess.DEVNULL,
-            check=False,
+        words = ("--count", str(count), "--seed", str(seed))
+        line = command(
+            "tools.fuzz", "operators", *words, "--work", str(kept), str(number), str(case)
         )
+        preloaded = os.environ | {"LD_PRELOAD": str(library)}
+        done = subprocess.run(line, env=preloaded, stderr=subprocess.DEVNULL, check=False)
         if done.returncode == 0:
             break
         if done.returncode > 0:
-            raise RuntimeError(f"{' '.join(command)}: status {done.returncode}")
+            raise RuntimeError(f"{' '.join(line)}: status {done.returncode}")
         at, which, text = (folder / "case").read_text(encoding="utf-8").split(" ", 2)
         deaths = deaths + 1 if int(at) == number else 1
         number, case = int(at), int(which) + 1

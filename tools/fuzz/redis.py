@@ -9,41 +9,27 @@ redis_values.py says, or adds some, and does what users do, in any order.  Promi
 and can be printed; what is read has its digest; the bundle whose keys nobody touched is pulled
 whole; after `verify --repair` the first can be pushed and read again; none of it takes a gigabyte
 or ten seconds.
-
-The work is done by one process a core, whose memory is limited, each with a database of its own;
-the same seed and number give the same case.
 """
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import json
-import os
 import random
 import resource
-import selectors
-import shutil
-import subprocess
-import sys
 import tempfile
-import time
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import bundler
 from bundler.errors import BundlerError, LimitExceeded
-from tools.fuzz.judge import ACCEPTED, MESSAGE_CHARACTERS, Finding, read_everything
+from tools.fuzz import workers
+from tools.fuzz.judge import ACCEPTED, Finding, read_everything, typed
 from tools.fuzz.redis_values import attack, sound
 from tools.shared import redis_server
-from tools.shared.processes import ROOT, command
 
 MEMORY_BYTES = 1 << 30
-CASE_S = 10.0
 PATIENT: dict[str, Any] = {"timeout_s": 5, "connect_timeout_s": 5}
 DATABASES = 16
 # A push, a read that finds what is forged, another push, and one to spare.
@@ -99,8 +85,8 @@ class Case:
             outcomes = []
             for name in chance.sample(sorted(acts), 5):
                 done.append(name)
-                outcomes.append(typed(acts[name], done))
-            self._look_after(store, done)
+                outcomes.append(typed(acts[name]))
+            self._look_after(store)
         errors = [
             type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
         ]
@@ -138,236 +124,80 @@ class Case:
             bundle.blobs.prefetch([digest for digest, _ in bundle.content.blobs])
             read_everything(bundle)
 
-    def _look_after(self, store: Any, done: list[str]) -> None:
+    def _look_after(self, store: Any) -> None:
         """The other bundle is whole before anything is repaired, and the first afterwards."""
-        _whole(store, "u", self.other, done)
-        repaired = typed(lambda: store.verify(repair=True), done)
+        _whole(store, "u", self.other)
+        repaired = typed(lambda: store.verify(repair=True))
         if isinstance(repaired, BundlerError):
             raise Finding(f"cannot be repaired: {repaired!r}")
-        self._push_whole(store, done)
-        _whole(store, "u", self.other, done)
-        left = typed(store.verify, done)
+        self._push_whole(store)
+        _whole(store, "u", self.other)
+        left = typed(store.verify)
         if isinstance(left, BundlerError):
             raise Finding(f"cannot be verified after a repair: {left!r}")
         bad = [entry for entry in left.damaged if not any(word in entry[1] for word in LIMITS)]
         if bad:
             raise Finding(f"still damaged after a repair: {bad[:3]}")
 
-    def _push_whole(self, store: Any, done: list[str]) -> None:
+    def _push_whole(self, store: Any) -> None:
         """Push until the bundle can be read: what nobody named before is found to be forged when it
         is read, and removed.
         """
         read: object = None
         for _ in range(ATTEMPTS):
-            pushed = typed(lambda: store.push(self.first, "t", "replace"), done)
+            pushed = typed(lambda: store.push(self.first, "t", "replace"))
             if isinstance(pushed, BundlerError):
                 raise Finding(f"cannot be pushed after a repair: {pushed!r}")
-            read = typed(lambda: self._pull(store, "t"), done)
+            read = typed(lambda: self._pull(store, "t"))
             if not isinstance(read, BundlerError) or isinstance(read, LimitExceeded):
                 return
         raise Finding(f"not whole after {ATTEMPTS} pushes: {read!r}")
 
 
-def typed(call: Callable[[], Any], done: list[str]) -> Any:
-    """Return what a call returns or raises, if that is an error of ours that can be printed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return call()
-        except BundlerError as error:
-            text = str(error)
-            if len(text) > MESSAGE_CHARACTERS:
-                raise Finding(
-                    f"a message of {len(text)} characters after {done}: {text[:200]!r}"
-                ) from error
-            text.encode()
-            return error
-
-
-def _whole(store: Any, tag: str, bundle: Any, done: list[str]) -> None:
+def _whole(store: Any, tag: str, bundle: Any) -> None:
     def read() -> object:
         with store.pull(tag) as pulled:
             read_everything(pulled)
             return pulled.digest
 
-    digest = typed(read, done)
+    digest = typed(read)
     if digest != bundle.digest:
         raise Finding(f"tag {tag} gives {digest!r}, expected {bundle.digest}")
 
 
-def work(url: str, address: str, database: int, seed: int, numbers: range) -> None:
-    """Judge some cases; the parent reads a line for each."""
-    import redis
+class Values(workers.Fuzzer):
+    """Hostile values; each process has a database of its own."""
 
-    faulthandler.enable()
-    port, _, password = address.partition(":")
-    admin = redis.Redis(
-        port=int(port), username="admin", password=password, db=database, protocol=2
-    )
-    case = Case(url, admin)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    for number in numbers:
-        started, problem = time.monotonic(), None
-        done: list[str] = []
-        try:
-            outcome = case.judge(random.Random(f"{seed}/{number}"), done)
-        except Finding as finding:
-            outcome, problem = "Finding", str(finding)
-        except BaseException as error:  # noqa: BLE001  # whatever comes out that is not ours is what we are looking for
-            outcome, problem = type(error).__name__, "".join(traceback.format_exception(error))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        line = [number, outcome, time.monotonic() - started, peak, problem, done]
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+    name = "redis"
+    # It takes ten seconds at the most, and as long again where other programs run.
+    case_s = 20.0
 
+    def __init__(self, seed: int, server: redis_server.Server) -> None:
+        super().__init__(seed)
+        self.urls = [server.url(db=number) for number in range(DATABASES)]
+        self.address = server.address
 
-class Worker:
-    """A child process and what it has still to do."""
+    def ready(self, place: Path, job: int, made: Connection) -> None:
+        """Fill the database, then limit memory."""
+        import redis
 
-    def __init__(
-        self, server: redis_server.Server, database: int, seed: int, numbers: range, log: Path
-    ) -> None:
-        self.server, self.database, self.seed, self.numbers, self.log = (
-            server,
-            database,
-            seed,
-            numbers,
-            log,
+        port, _, password = self.address.partition(":")
+        self.case = Case(
+            self.urls[job],
+            redis.Redis(port=int(port), username="admin", password=password, db=job, protocol=2),
         )
-        url = server.url(db=database)
-        numbered = [str(number) for number in (numbers.start, numbers.stop, numbers.step)]
-        words = command(
-            "tools.fuzz",
-            "redis",
-            "--work",
-            url,
-            server.address,
-            str(database),
-            str(seed),
-            *numbered,
-        )
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT)
-        self.heard, self._rest = time.monotonic(), b""
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
-    def receive(self) -> list[list[Any]] | None:
-        """Return results that have come; None when the process has ended."""
-        data = os.read(self.process.stdout.fileno(), 1 << 16) if self.process.stdout else b""
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        found = [json.loads(line) for line in lines]
-        self.numbers, self.heard = self.numbers[len(found) :], time.monotonic()
-        return found
-
-    def close(self) -> str:
-        """End the process if it is still there; returns what it said."""
-        late = self.process.poll() is None and bool(self.numbers)
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
-        how = (
-            f"no result after {CASE_S:.0f} s" if late else f"exit status {self.process.returncode}"
-        )
-        return f"{how}\n{self.log.read_text(errors='replace')[-4000:]}"
-
-
-class Report:
-    """What came out."""
-
-    def __init__(self, keep: Path, seed: int) -> None:
-        self.keep, self.seed = keep, seed
-        self.outcomes: Counter[str] = Counter()
-        self.findings, self.slowest_s, self.peak_bytes = 0, 0.0, 0
-
-    def add(
-        self,
-        number: int,
-        outcome: str,
-        seconds: float,
-        peak_bytes: int,
-        problem: str | None,
-        done: list[str],
-    ) -> None:
-        """Count a case; what broke a promise is written down."""
-        self.outcomes[outcome] += 1
-        self.slowest_s, self.peak_bytes = (
-            max(self.slowest_s, seconds),
-            max(self.peak_bytes, peak_bytes),
-        )
-        if problem is None:
-            return
-        self.findings += 1
-        self.keep.mkdir(parents=True, exist_ok=True)
-        facts = {"seed": self.seed, "number": number, "what": problem, "done": done}
-        (self.keep / f"redis-{self.seed}-{number}.json").write_text(
-            json.dumps(facts, indent=1) + "\n"
-        )
-        print(
-            f"finding: number {number}: {problem.strip().splitlines()[-1][:300]}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def table(self) -> str:
-        """Return what there is to say."""
-        count = max(1, sum(self.outcomes.values()))
-        lines = [f"{name:20} {n:8,} {n / count:7.1%}" for name, n in self.outcomes.most_common()]
-        peak = f"slowest {self.slowest_s:.2f} s; peak memory {self.peak_bytes >> 20} MiB a process"
-        return "\n".join([*lines, peak, f"{self.findings} findings"])
-
-
-def fuzz(numbers: range, jobs: int, report: Report) -> None:
-    """Judge cases on a server of our own."""
-    logs = Path(tempfile.mkdtemp(prefix="bundler-fuzz-"))
-    # Without eviction: what is missing here is to be missing because of an attack.
-    with (
-        redis_server.running("--maxmemory", "0") as server,
-        selectors.DefaultSelector() as selector,
-    ):
-
-        def start(job: int, left: range) -> None:
-            if left:
-                worker = Worker(server, job, report.seed, left, logs / str(job))
-                # a pipe
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-
-        for job in range(jobs):
-            start(job, numbers[job::jobs])
-        while selector.get_map():
-            ready = {key.data for key, _ in selector.select(0.5)}
-            for worker in [key.data for key in selector.get_map().values()]:
-                found = worker.receive() if worker in ready else []
-                for result in found or []:
-                    report.add(*result)
-                if found is None or time.monotonic() - worker.heard > 2 * CASE_S:
-                    selector.unregister(worker.process.stdout)
-                    said = worker.close()
-                    if worker.numbers:
-                        report.add(worker.numbers[0], "died or hung", 0, 0, said, [])
-                    start(worker.database, worker.numbers[1:])
-    shutil.rmtree(logs, ignore_errors=True)
+    def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:
+        """Change some keys, and use the store."""
+        begin()
+        return Counter({self.case.judge(random.Random(f"{self.seed}/{number}"), done): 1})
 
 
 def main() -> int:
     """Fuzz and print the table."""
-    if sys.argv[1:2] == ["--work"]:
-        url, address, database, seed, *bounds = sys.argv[2:]
-        work(url, address, int(database), int(seed), range(*map(int, bounds)))
-        return 0
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=min(DATABASES, len(os.sched_getaffinity(0))))
-    parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz")
-    parser.add_argument("--only", type=int, help="judge this case alone")
-    options = parser.parse_args()
-    numbers = (
-        range(options.count) if options.only is None else range(options.only, options.only + 1)
-    )
-    report = Report(options.keep, options.seed)
-    fuzz(numbers, max(1, min(DATABASES, options.jobs)), report)
-    print(report.table())
-    return 1 if report.findings or (options.only is None and not report.outcomes[ACCEPTED]) else 0
+    options = workers.parser(__doc__, 2000).parse_args()
+    options.jobs = min(DATABASES, options.jobs)
+    # Without eviction: what is missing here is to be missing because of an attack.
+    with redis_server.running("--maxmemory", "0") as server:
+        return workers.run(Values(options.seed, server), options)

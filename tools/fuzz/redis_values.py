@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import zstandard
@@ -33,38 +34,16 @@ WHOLE_BYTES = 256 * KIB
 # One in so many is a value of 512 MB, which takes the server a second.
 HUGE_EVERY = 200
 # What a manifest, a tag or a record never names, and a person may have made by hand.
+_OBJECTS = (
+    *("d/zz", "d", "d/" + "A" * 64, "d/" + "0" * 63, "m", "m/x", "m/" + "0" * 64, "u", "u/zz"),
+    *("m/" + "0" * 64 + "/x", "u/../u", "k", "k/x", "k/" + "a" * 64, "s", "s/x"),
+    *("u/" + "x" * 390, "u/" + "x" * 100_000),
+)
+_REFS = ("t", "t/a/b/c/d/e/f", "t/..", "t/t/x", "t/\n", "f", "f/x", "t/" + "y" * 100_000)
 STRANGE = [
-    "o:v1/d/zz",
-    "o:v1/d",
-    "o:v1/d/" + "A" * 64,
-    "o:v1/d/" + "0" * 63,
-    "o:v1/m",
-    "o:v1/m/x",
-    "o:v1/m/" + "0" * 64,
-    "o:v1/u",
-    "o:v1/m/" + "0" * 64 + "/x",
-    "o:v1/u/zz",
-    "o:v1/u/../u",
-    "o:v1/k",
-    "o:v1/k/x",
-    "o:v1/k/" + "a" * 64,
-    "o:v1/s",
-    "o:v1/s/x",
-    "o:",
-    "o:v2/u/a",
-    "o:\xff",
-    "o:v1/u/" + "x" * 390,
-    "o:v1/u/" + "x" * 100_000,
-    "r:v1/t",
-    "r:v1/t/a/b/c/d/e/f",
-    "r:v1/t/..",
-    "r:v1/t/t/x",
-    "r:v1/t/\n",
-    "r:v1/f",
-    "r:v1/f/x",
-    "r:v1/t/" + "y" * 100_000,
-    "p:v1/u/a:0:0",
-    "l:v1/c/x",
+    *(f"o:v1/{name}" for name in _OBJECTS),
+    *(f"r:v1/{name}" for name in _REFS),
+    *("o:", "o:v2/u/a", "o:\xff", "p:v1/u/a:0:0", "l:v1/c/x"),
 ]
 # Names of a store by the server, and their values.
 Stored = Mapping[bytes, bytes]
@@ -77,23 +56,18 @@ def attack(chance: random.Random, stored: Stored) -> tuple[str, Change]:
     if chance.random() < 0.2:
         return _bundle(chance)
     names = sorted(stored)
-    name = (
-        chance.choice(names)
-        if chance.random() < 0.75
-        else b"tb:" + chance.choice(STRANGE).encode("utf-8", "surrogateescape")
-    )
+    strange = b"tb:" + chance.choice(STRANGE).encode("utf-8", "surrogateescape")
+    name = chance.choice(names) if chance.random() < 0.75 else strange
     if chance.random() < 0.3:
         kind, change = _typed(chance, name)
     else:
         kind, value = _value(chance, name, stored)
-        kind, change = (
-            f"{kind} of {len(value)} bytes",
-            lambda admin: _set(chance, admin, name, value),
-        )
+        kind = f"{kind} of {len(value)} bytes"
+        change = partial(_set, chance, name=name, value=value)
     return f"{name[:90]!r}: {kind}", change
 
 
-def _set(chance: random.Random, admin: Any, name: bytes, value: bytes) -> None:
+def _set(chance: random.Random, admin: Any, *, name: bytes, value: bytes) -> None:
     admin.delete(name)
     admin.set(name, value, px=chance.choice([None, None, 60_000, 3_600_000]))
 
@@ -133,38 +107,21 @@ def _value(chance: random.Random, name: bytes, stored: Stored) -> tuple[str, byt
         case 3:
             return "head", _head(chance)
         case 4:
-            return "header", chance.choice(
-                [b"", b"TB", b"TBw", b"TBp%013d", b"TBw" + b"9" * 13, b"\0" * 16]
-            ) + old[16:]
+            heads = [b"", b"TB", b"TBw", b"TBp%013d", b"TBw" + b"9" * 13, b"\0" * 16]
+            return "header", chance.choice(heads) + old[16:]
         case 5:
             return "empty or short", b"x" * chance.choice([0, 0, 1, 3, 15, 16, 17, 48, 49])
         case 6:
-            return "too large", b"TBw%013d" % 60_000 + bytes(
-                chance.choice([WHOLE_BYTES, WHOLE_BYTES + 1, MIB])
-            )
+            size = chance.choice([WHOLE_BYTES, WHOLE_BYTES + 1, MIB])
+            return "too large", b"TBw%013d" % 60_000 + bytes(size)
     return "sealed", b"TBw%013d" % 3_600_000 + _sealed(chance, old)
 
 
 def _head(chance: random.Random) -> bytes:
-    size = chance.choice(
-        [
-            0,
-            1,
-            WHOLE_BYTES,
-            WHOLE_BYTES + 1,
-            MIB,
-            64 * MIB,
-            256 * MIB,
-            1 << 30,
-            (1 << 30) + 1,
-            10**15,
-        ]
-    )
-    return b"TBs%013d%016d%s" % (
-        chance.choice([0, 60_000, 10**12]),
-        size,
-        sha256(b"head").hex()[:16].encode(),
-    )
+    sizes = [0, 1, WHOLE_BYTES, WHOLE_BYTES + 1, MIB, 64 * MIB, 256 * MIB]
+    size = chance.choice([*sizes, 1 << 30, (1 << 30) + 1, 10**15])
+    digest = sha256(b"head").hex()[:16].encode()
+    return b"TBs%013d%016d%s" % (chance.choice([0, 60_000, 10**12]), size, digest)
 
 
 def _sealed(chance: random.Random, old: bytes) -> bytes:
@@ -190,9 +147,8 @@ def _bomb(chance: random.Random) -> bytes:
 
 
 def _zeros(size: int) -> bytes:
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        1, write_content_size=True, window_log=27
-    )
+    wide = {"write_content_size": True, "window_log": 27}
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, **wide)
     return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(size))
 
 
@@ -232,49 +188,31 @@ _PAYLOADS = (
     noise("payload", 300),
     b"",
 )
-_FRAMES: tuple[Make, ...] = (
-    _honest,
-    _bomb,
-    _liar,
-    _silent,
-    _twice,
-    _skippable,
-    lambda _: b"",
-    lambda c: c.randbytes(50),
-)
+_ODD_FRAMES: tuple[Make, ...] = (lambda _: b"", lambda c: c.randbytes(50))
+_FRAMES = (_honest, _bomb, _liar, _silent, _twice, _skippable, *_ODD_FRAMES)
 
 
 def _ref(chance: random.Random, old: bytes, stored: Stored) -> tuple[str, bytes]:
     manifests = [name[5:].decode() for name in stored if name.startswith(b"tb:o:v1/m/")]
-    manifest: Any = chance.choice(
-        [*manifests, "v1/m/" + "0" * 64 + "/" + "0" * 16, "v1/u/x", "..", 1, b""]
-    )
+    absent = "v1/m/" + "0" * 64 + "/" + "0" * 16
+    manifest: Any = chance.choice([*manifests, absent, "v1/u/x", "..", 1, b""])
     match chance.randrange(7):
         case 0:
             return "flipped", flip(chance, old or b"x")
         case 1:
             return "another's", stored[chance.choice(sorted(stored))]
         case 2:
-            hint = chance.choice(
-                [
-                    ["cuda:90/launch", bytes(32)],
-                    ["", b"x"],
-                    [1, 2],
-                    "x",
-                    ["f" * 4000, sha256(b"hint")],
-                ]
-            )
+            long = ["f" * 4000, sha256(b"hint")]
+            hint = chance.choice([["cuda:90/launch", bytes(32)], ["", b"x"], [1, 2], "x", long])
             return "hints", pack([1, manifest, [hint] * chance.choice([0, 1, 16, 17, 5000])])
         case 3:
-            return "arrays", b"\x93\x01\xa1x\xdd" + struct.pack(
-                ">I", 900_000
-            ) + b"\x90" * chance.choice([900_000, 10_000_000])
+            many = b"\x90" * chance.choice([900_000, 10_000_000])
+            return "arrays", b"\x93\x01\xa1x\xdd" + struct.pack(">I", 900_000) + many
         case 4:
             return "failure", pack([1, chance.choice(ODD), chance.choice(ODD)])
         case 5:
-            return "large", bytes(
-                chance.choice([0, 1, 128 * KIB, 256 * KIB, 256 * KIB + 1, 10_000_000])
-            )
+            sizes = [0, 1, 128 * KIB, 256 * KIB, 256 * KIB + 1, 10_000_000]
+            return "large", bytes(chance.choice(sizes))
     return "tag", pack([chance.choice([0, 1, 2, -1, "1"]), manifest])
 
 
@@ -319,12 +257,10 @@ def _raw(part: Any) -> bytes:
 
 
 def _units(made: Draft) -> list[list[bytes]]:
+    launch = ("json", "cubin")
     found = [
-        [file.data for file in one.files if file.name.endswith(("json", "cubin"))]
-        for one in made.kernels
-    ]
-    found += [
-        [file.data for file in one.files if not file.name.endswith(("json", "cubin"))]
+        [file.data for file in one.files if file.name.endswith(launch) == is_launch]
+        for is_launch in (True, False)
         for one in made.kernels
     ]
     return [*found, *([file.data] for _, file in (*made.tuning, *made.helpers, *made.opaque))]

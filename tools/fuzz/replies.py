@@ -8,95 +8,46 @@ Each case picks commands whose answers are replaced: by another type, a number o
 an array that is announced to be endless or lies in arrays, a cursor that never ends, bytes of
 another protocol.  Then it does what users do with a store, in any order.  Promised: errors are ours
 and can be printed, no call takes a gigabyte or ten seconds.
-
-The same seed and number give the same answers.
 """
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import itertools
 import random
 import resource
-import sys
-import time
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import bundler
 from bundler.backends.redis import server_exchange
 from bundler.errors import BundlerError
-from tools.fuzz.judge import ACCEPTED, MESSAGE_CHARACTERS, Finding
+from tools.fuzz import workers
+from tools.fuzz.judge import ACCEPTED, typed
 from tools.fuzz.redis_values import sound
 from tools.shared.fake_redis import FakeRedis
 
 MEMORY_BYTES = 2 << 30
-CASE_S = 10.0
 # A listing may take a minute, which is too long for a case.
 LISTING_S = 1.0
-COMMANDS = [
-    b"EXISTS",
-    b"STRLEN",
-    b"PEXPIRE",
-    b"UNLINK",
-    b"TIME",
-    b"SCAN",
-    b"GETRANGE",
-    b"PTTL",
-    b"GET",
-    b"SET",
-    b"EVALSHA",
-    b"EVALSHA_RO",
-    b"EVAL",
-    b"EVAL_RO",
-    b"CLUSTER",
-    b"ASKING",
-]
-ERRORS = [
-    b"-ERR x\r\n",
-    b"-MOVED\r\n",
-    b"-MOVED 1 h:p\r\n",
-    b"-MOVED 1 127.0.0.1:99999\r\n",
-    b"-ASK 5 :1\r\n",
-    b"-LOADING\r\n",
-    b"-NOSCRIPT no\r\n",
-    b"-NOPERM no\r\n",
-    b"-\r\n",
-    b"-\xff\xfe\r\n",
-    b"-WRONGTYPE x\r\n",
-    b"-OOM command\r\n",
-    b"-TRYAGAIN\r\n",
-    b"-CLUSTERDOWN\r\n",
-    b"-ERR unknown command\r\n",
-    b"-ERR max number of clients reached\r\n",
-]
-BROKEN = [
-    b"",
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    b"\r\n",
-    b"\0" * 64,
-    b"$5\r\nabc\r\n",
-    b"$3\r\nabcdef\r\n",
-    b":\r\n",
-    b":x\r\n",
-    b"$-2\r\n",
-    b"*-7\r\n",
-    b"$99999999999\r\n",
-    b"*2000000000\r\n",
-    b"*9223372036854775807\r\n",
-    b"%1\r\n+a\r\n+b\r\n",
-    b"_\r\n",
-    b":" + b"9" * 5000 + b"\r\n",
-    b"$" + b"9" * 30 + b"\r\n",
-    b":1_0\r\n",
-    b"x" * 100_000,
-    b">1\r\n+a\r\n",
-    b",inf\r\n",
-]
+COMMANDS = (
+    b"EXISTS STRLEN PEXPIRE UNLINK TIME SCAN GETRANGE PTTL GET SET"
+    b" EVALSHA EVALSHA_RO EVAL EVAL_RO CLUSTER ASKING"
+).split()
+_ERRORS = (
+    *(b"ERR x", b"MOVED", b"MOVED 1 h:p", b"MOVED 1 127.0.0.1:99999", b"ASK 5 :1", b"LOADING"),
+    *(b"NOSCRIPT no", b"NOPERM no", b"", b"\xff\xfe", b"WRONGTYPE x", b"OOM command", b"TRYAGAIN"),
+    *(b"CLUSTERDOWN", b"ERR unknown command", b"ERR max number of clients reached"),
+)
+ERRORS = [b"-%s\r\n" % text for text in _ERRORS]
+_LINES = (
+    *(b"", b"HTTP/1.1 400 Bad Request\r\n", b"$5\r\nabc", b"$3\r\nabcdef", b":", b":x", b"$-2"),
+    *(b"*-7", b"$99999999999", b"*2000000000", b"*9223372036854775807", b"%1\r\n+a\r\n+b", b"_"),
+    *(b":" + b"9" * 5000, b"$" + b"9" * 30, b":1_0", b">1\r\n+a", b",inf"),
+)
+BROKEN = [b"", b"\0" * 64, b"x" * 100_000, *(b"%s\r\n" % line for line in _LINES)]
 INTEGERS = [0, 1, -1, 2, -2, 255, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 10**25]
 
 
@@ -110,11 +61,8 @@ def _value(chance: random.Random, depth: int = 0) -> bytes:
         case 0:
             return b":%d\r\n" % chance.choice(INTEGERS)
         case 1:
-            return _text(
-                chance.choice(
-                    [b"", b"0", b"7", b"-1", b"9" * 25, b"\xff", b"TBw" + b"9" * 13, b"OK"]
-                )
-            )
+            texts = [b"", b"0", b"7", b"-1", b"9" * 25, b"\xff", b"TBw" + b"9" * 13, b"OK"]
+            return _text(chance.choice(texts))
         case 2:
             return b"$-1\r\n" if chance.random() < 0.5 else b"*-1\r\n"
         case 3:
@@ -130,42 +78,28 @@ def _value(chance: random.Random, depth: int = 0) -> bytes:
 
 
 def _large(chance: random.Random) -> bytes:
-    return chance.choice(
-        [
-            b"*5000000\r\n" + b":1\r\n" * 5_000_000,
-            _text(b"x" * 20_000_000),
-            b"*4000000\r\n" + b"*0\r\n" * 4_000_000,
-        ]
-    )
+    arrays = [b"*5000000\r\n" + b":1\r\n" * 5_000_000, b"*4000000\r\n" + b"*0\r\n" * 4_000_000]
+    return chance.choice([*arrays, _text(b"x" * 20_000_000)])
 
 
 def _page(chance: random.Random, cursors: Any) -> bytes:
     cursor = chance.choice([b"7", b"%d" % next(cursors), b"%d" % next(cursors)])
-    names = [
-        chance.choice(
-            [
-                b"tb:r:v1/t/t",
-                b"tb:o:v1/u/aa",
-                b"\xff",
-                b"tb:l:v1/c/x",
-                b"x" * 500,
-                b"tb:r:%d" % number,
-            ]
-        )
-        for number in range(chance.choice([0, 0, 3, 2000]))
-    ]
+    odd = [b"tb:r:v1/t/t", b"tb:o:v1/u/aa", b"\xff", b"tb:l:v1/c/x", b"x" * 500]
+    count = chance.choice([0, 0, 3, 2000])
+    names = [chance.choice([*odd, b"tb:r:%d" % number]) for number in range(count)]
     return b"*2\r\n%s*%d\r\n%s" % (_text(cursor), len(names), b"".join(map(_text, names)))
 
 
 class Case:
     """One server that lies, and what is done with it."""
 
-    def __init__(self, seed: int, number: int) -> None:
+    def __init__(self, seed: int, number: int, done: list[str]) -> None:
         self._chance = random.Random(f"{seed}/{number}")
         self._victims = set(self._chance.sample(COMMANDS, self._chance.choice([1, 1, 2, 5, 16])))
         self._share, self._cursors = self._chance.choice([0.3, 1.0]), itertools.count(8)
         self._once = self._chance.random() < 0.05
-        self.done: list[str] = [f"{sorted(self._victims)}, {self._share}"]
+        self.done = done
+        done.append(f"{sorted(self._victims)}, {self._share}")
 
     def answer(self, words: list[bytes]) -> bytes | None:
         """Return what the server says to a command."""
@@ -188,7 +122,7 @@ class Case:
                 acts = _acts(store, bundle)
                 for name in self._chance.sample(sorted(acts), 4):
                     self.done.append(name)
-                    if (error := _typed(acts[name])) is not None:
+                    if isinstance(error := typed(acts[name]), BundlerError):
                         errors.append(type(error).__name__)
         return errors[0] if errors else ACCEPTED
 
@@ -215,49 +149,25 @@ def _acts(store: Any, bundle: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-def _typed(call: Callable[[], object]) -> BundlerError | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            call()
-        except BundlerError as error:
-            if len(str(error)) > MESSAGE_CHARACTERS:
-                raise Finding(f"a message of {len(str(error))} characters") from error
-            str(error).encode()
-            return error
-    return None
+class Replies(workers.Fuzzer):
+    """Answers that no server gives."""
+
+    name = "replies"
+    accepts = ""
+
+    def ready(self, place: Path, job: int, made: Connection) -> None:
+        """Limit memory, and how long a listing may take."""
+        server_exchange.LISTING_S = LISTING_S
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        self.bundle = bundler.Bundle.from_bytes(sound("1", "2", extra_bytes=300_000))
+
+    def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:
+        """Use a store whose server lies."""
+        begin()
+        return Counter({Case(self.seed, number, done).judge(self.bundle): 1})
 
 
 def main() -> int:
     """Fuzz and print what came out."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="judge this case alone")
-    options = parser.parse_args()
-    faulthandler.enable()
-    server_exchange.LISTING_S = LISTING_S
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    bundle = bundler.Bundle.from_bytes(sound("1", "2", extra_bytes=300_000))
-    outcomes: Counter[str] = Counter()
-    findings, slowest_s = 0, 0.0
-    for number in range(options.count) if options.only is None else [options.only]:
-        case, started, problem = Case(options.seed, number), time.monotonic(), ""
-        faulthandler.dump_traceback_later(4 * CASE_S, exit=True)
-        try:
-            outcomes[case.judge(bundle)] += 1
-        except Exception:  # noqa: BLE001  # whatever comes out that is not ours is what we are looking for
-            problem = traceback.format_exc()
-        took_s = time.monotonic() - started
-        slowest_s = max(slowest_s, took_s)
-        if not problem and took_s > CASE_S:
-            problem = f"took {took_s:.1f} s"
-        if problem:
-            findings += 1
-            print(f"finding: number {number}: {case.done}: {problem}", file=sys.stderr, flush=True)
-    faulthandler.cancel_dump_traceback_later()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    for name, count in outcomes.most_common():
-        print(f"{name:20} {count:8,}")
-    print(f"slowest {slowest_s:.2f} s; peak memory {peak} MiB; {findings} findings")
-    return 1 if findings else 0
+    options = workers.parser(__doc__, 2000).parse_args()
+    return workers.run(Replies(options.seed), options)

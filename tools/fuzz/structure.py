@@ -20,13 +20,21 @@ from typing import Any
 import msgpack
 import zstandard
 
-from tools.fuzz.container import CONTENT, OBSERVED, Draft, DraftKernel, File, Parts, pack
+from tools.fuzz.container import (
+    CONTENT,
+    OBSERVED,
+    Draft,
+    DraftKernel,
+    File,
+    Parts,
+    pack,
+    raw_dictionary,
+)
 from tools.fuzz.table_content import blob_table, to_rows
 
 # Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
 BORDERS = [
-    0,
-    1,
+    *(0, 1, 2**64 - 1, 2**64 - 2),
     *(
         sign * 2**bits + more
         for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63)
@@ -34,66 +42,23 @@ BORDERS = [
         for more in (-1, 0, 1)
         if sign * 2**bits + more >= -(2**63)
     ),
-    2**64 - 1,
-    2**64 - 2,
 ]
 # What JSON and decimal text can say besides.
 BEYOND = [2**64, 2**64 + 1, -(2**63) - 1, 2**128, -(2**128), 10**400, -(10**400)]
 FLOATS = [
-    0.0,
-    -0.0,
-    1.5,
-    -1.5,
-    1e300,
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-    5e-324,
-    2.0**63,
-    2.0**64,
-    2.0**1023,
+    *(0.0, -0.0, 1.5, -1.5, 1e300, float("inf"), float("-inf"), float("nan")),
+    *(5e-324, 2.0**63, 2.0**64, 2.0**1023),
 ]
 TEXTS = [
-    "",
-    "0",
-    "-1",
-    "90",
-    "k",
-    "x" * 300,
-    "9" * 400,
-    "-" + "9" * 399,
-    str(2**64),
-    str(2**63),
-    str(-(2**63) - 1),
-    "\u0663",
-    "1e999",
-    "\0",
-    "*fp32",
-    "i1",
-    "u64",
-    "i64",
-    "constexpr",
-    "tensordesc<fp16[64, 64]>",
-    "nvTmaDesc",
-    "cuda",
-    "hip",
+    *("", "0", "-1", "90", "k", "x" * 300, "9" * 400, "-" + "9" * 399, "\u0663", "1e999", "\0"),
+    *(str(2**64), str(2**63), str(-(2**63) - 1), "*fp32", "i1", "u64", "i64", "constexpr"),
+    *("tensordesc<fp16[64, 64]>", "nvTmaDesc", "cuda", "hip"),
 ]
 TAGGED = [
-    ["none", None],
-    ["bool", True],
-    ["int", 2**64 - 1],
-    ["int", str(2**64)],
-    ["int", "9" * 400],
-    ["float", b"\x7f\xf0" + b"\0" * 6],
-    ["float", b"\x7f\xf8" + b"\0" * 6],
-    ["str", "x"],
-    ["tuple", []],
-    ["list", [["int", 2**63]]],
-    ["dict", [["a", ["int", -1]]]],
-    ["dtype", "fp16"],
-    ["constexpr", ["int", str(-(2**70))]],
-    ["jit", ["m:f", "0"]],
-    ["other", "x.Y"],
+    *(["none", None], ["bool", True], ["int", 2**64 - 1], ["int", str(2**64)], ["int", "9" * 400]),
+    *(["float", b"\x7f\xf0" + b"\0" * 6], ["float", b"\x7f\xf8" + b"\0" * 6], ["str", "x"]),
+    *(["tuple", []], ["list", [["int", 2**63]]], ["dict", [["a", ["int", -1]]]], ["dtype", "fp16"]),
+    *(["constexpr", ["int", str(-(2**70))]], ["jit", ["m:f", "0"]], ["other", "x.Y"]),
 ]
 
 
@@ -144,16 +109,8 @@ def _blobs(parts: Parts) -> dict[int, bytes]:
     found = {}
     for part in parts.sections:
         prefix = b"".join(raws[number] for number in part.prefix)
-        shared = (
-            zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-            if prefix
-            else None
-        )
-        raw = (
-            zstandard.ZstdDecompressor(dict_data=shared).decompress(part.data)
-            if part.codec
-            else part.data
-        )
+        decoder = zstandard.ZstdDecompressor(dict_data=raw_dictionary(prefix))
+        raw = decoder.decompress(part.data) if part.codec else part.data
         raws.append(raw)
         offset = 0
         for number in part.blobs:
@@ -170,33 +127,30 @@ _Other = Callable[[random.Random, Any], Any]
 
 def _number_or_text(chance: random.Random, value: Any) -> Any:
     """Return another value of the same type, at a border of what that can hold."""
-    if value is None:
-        return chance.choice([*BORDERS, *TEXTS, b"", [], ["none", None]])
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return chance.choice(BORDERS)
-    if isinstance(value, float):
-        return chance.choice(FLOATS)
-    if isinstance(value, str):
-        return chance.choice(TEXTS)
-    if isinstance(value, bytes):
-        return chance.choice(
-            [b"", value[:-1], value + b"\0", b"\0" * len(value), b"\xff" * len(value)]
-        )
-    return (
-        chance.choice([[], [*value, *value], value[:-1], value[::-1]])
-        if isinstance(value, list)
-        else None
-    )
+    match value:
+        case None:
+            return chance.choice([*BORDERS, *TEXTS, b"", [], ["none", None]])
+        case bool():
+            return not value
+        case int():
+            return chance.choice(BORDERS)
+        case float():
+            return chance.choice(FLOATS)
+        case str():
+            return chance.choice(TEXTS)
+        case bytes():
+            size = len(value)
+            return chance.choice([b"", value[:-1], value + b"\0", b"\0" * size, b"\xff" * size])
+        case list():
+            return chance.choice([[], [*value, *value], value[:-1], value[::-1]])
+    return None
 
 
 def _json_value(chance: random.Random, value: Any) -> Any:
     if isinstance(value, (bool, int, float)) and chance.random() < 0.7:
         return chance.choice([*BORDERS, *BEYOND, *FLOATS])
-    return chance.choice(
-        [*BORDERS, *BEYOND, *FLOATS, *TEXTS, None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3]
-    )
+    others: list[Any] = [None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3]
+    return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, *others])
 
 
 def _spots(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -211,16 +165,12 @@ def _change(chance: random.Random, node: Any, other: _Other) -> None:
     spots = list(_spots(node))
     if spots:
         container, position = chance.choice(spots)
-        tagged = (
-            other is _number_or_text
-            and isinstance(container[position], list)
-            and len(container[position]) == 2
-        )
-        container[position] = (
-            copy.deepcopy(chance.choice(TAGGED))
-            if tagged and chance.random() < 0.5
-            else other(chance, container[position])
-        )
+        old = container[position]
+        tagged = other is _number_or_text and isinstance(old, list) and len(old) == 2
+        if tagged and chance.random() < 0.5:
+            container[position] = copy.deepcopy(chance.choice(TAGGED))
+        else:
+            container[position] = other(chance, old)
 
 
 def _kernel(chance: random.Random, made: Draft) -> DraftKernel | None:
@@ -230,9 +180,8 @@ def _kernel(chance: random.Random, made: Draft) -> DraftKernel | None:
 def _change_spec(chance: random.Random, made: Draft) -> None:
     kernel = _kernel(chance, made)
     if kernel is not None:
-        _change(
-            chance, chance.choice([kernel.spec, kernel.target, kernel.toolchain]), _number_or_text
-        )
+        part = chance.choice([kernel.spec, kernel.target, kernel.toolchain])
+        _change(chance, part, _number_or_text)
 
 
 def _change_packed(chance: random.Random, made: Draft) -> None:
@@ -265,23 +214,14 @@ def _change_spans(chance: random.Random, made: Draft) -> None:
 def _change_binary(chance: random.Random, made: Draft) -> None:
     """Put a number into the headers of an ELF file, or somewhere in it where a number may be."""
     kernel = _kernel(chance, made)
-    files = (
-        [file for file in kernel.files if file.data.startswith(b"\x7fELF")]
-        if kernel is not None
-        else []
-    )
-    for file in files[:1]:
+    files = kernel.files if kernel is not None else []
+    for file in [file for file in files if file.data.startswith(b"\x7fELF")][:1]:
         layout = chance.choice(["<B", "<H", "<I", "<Q", "<Q"])
         size, highest = struct.calcsize(layout), 256 ** struct.calcsize(layout)
         room = max(1, len(file.data) - size)
         # Headers lie at both ends.
-        at = chance.choice(
-            [
-                chance.randrange(min(64, room)),
-                room - 1 - chance.randrange(min(2048, room)),
-                chance.randrange(room),
-            ]
-        )
+        ends = [chance.randrange(min(64, room)), room - 1 - chance.randrange(min(2048, room))]
+        at = chance.choice([*ends, chance.randrange(room)])
         data = bytearray(file.data)
         data[at : at + size] = struct.pack(layout, chance.choice(BORDERS) % highest)
         file.data = bytes(data)
@@ -310,14 +250,6 @@ def _change_tuning_file(chance: random.Random, made: Draft) -> None:
 
 
 _CHANGES = (
-    _change_spec,
-    _change_packed,
-    _change_packed,
-    _change_metadata,
-    _change_metadata,
-    _change_spans,
-    _change_binary,
-    _change_observed,
-    _change_record,
-    _change_tuning_file,
+    *(_change_packed, _change_packed, _change_metadata, _change_metadata, _change_spec),
+    *(_change_spans, _change_binary, _change_observed, _change_record, _change_tuning_file),
 )

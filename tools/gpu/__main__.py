@@ -11,7 +11,6 @@ from tools.shared import programs
 
 PROGRAMS = {
     "check": "kernels recorded, replayed, built and launched; times of launches",
-    "launch-profile": "phases of the first launches, without a GPU",
     "slim": "a process without a C compiler",
     "autotune": "tuned kernels: tuned from cold, then replayed without a measurement",
     "export": (

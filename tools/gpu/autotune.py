@@ -15,7 +15,7 @@ result anew, without a GPU.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import hashlib
 import json
 import tempfile
@@ -25,102 +25,57 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
-from tools.shared.processes import output
+from tools.gpu import steps
+from tools.shared import measurement, programs
+from tools.shared.measurement import in_turns, median, ratios, row
 
 ROUNDS = 5
 MOST_BEHIND = 1.03
 MOST_COST = 1.1
 BATCH, BATCHES, SAMPLES = 400, 6, 9
-_NO_CALLS: dict[str, Any] = {}
 
 
 def main() -> int:
     """Run every step, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-autotune.json goes"
-    )
-    parser.add_argument(
-        "--again", type=Path, metavar="FILE", help="make the rows of an earlier result again"
-    )
-    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.step:
-        print(json.dumps(STEPS[options.step[0]](*options.step[1:])))
+    if programs.run_step(STEPS):
         return 0
+    options = programs.arguments(
+        __doc__,
+        results=(measurement.RESULTS, "where gpu-autotune.json goes"),
+        again=(Path, "make the rows of an earlier result again"),
+    )
     if options.again is not None:
         result = json.loads(options.again.read_text())
     else:
         with tempfile.TemporaryDirectory(prefix="gpu-autotune.") as folder:
-            result = {**measurement.facts(), "raw": run_all(Path(folder))}
-    lines = result["rows"] = rows_of(result["raw"])
-    width = max(len(line["work"]) for line in lines)
-    for line in lines:
-        words = [
-            measurement.shown(line["figure"], line["unit"]),
-            measurement.target(line),
-            line["peer"],
-        ]
-        print(
-            f"{'ok  ' if line['ok'] else 'FAIL'}  {line['work']:<{width}} "
-            f" {'; '.join(w for w in words if w)}"
-        )
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / "gpu-autotune.json"
-    path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    print(f"\nwritten to {path}")
-    return 0 if all(line["ok"] for line in lines) else 1
+            result = {"raw": run_all(Path(folder))}
+    result["rows"] = rows_of(result["raw"])
+    return 1 if measurement.report("gpu-autotune", result, options.results) else 0
 
 
 def run_all(folder: Path) -> dict[str, Any]:
     """Run the steps; returns what each of them said."""
+
+    def step(name: str, *words: str, cache: str, refuse_ptxas: bool = False) -> dict[str, Any]:
+        """`cache` names Triton's directory, which is empty unless a step before had it."""
+        where = folder / cache
+        return steps.step("autotune", folder, name, *words, cache=where, refuse_ptxas=refuse_ptxas)
+
     bundle = str(folder / "tuned.tbundle")
-    raw = {"tuned": step(folder, "tune", bundle, cache="tune")}
-    raw["exhaustive"] = step(folder, "measure", json.dumps(raw["tuned"]["chosen"]), cache="tune")
+    raw = {"tuned": step("tune", bundle, cache="tune")}
+    raw["exhaustive"] = step("measure", json.dumps(raw["tuned"]["chosen"]), cache="tune")
     for how in ("bundle", "restore"):
-        raw[f"replay by {how}"] = step(
-            folder, "replay", bundle, how, cache=f"replay-{how}", refuse_ptxas=True
-        )
-        raw[f"counted by {how}"] = step(
-            folder, "replay", bundle, how, "profile", cache=f"counted-{how}", refuse_ptxas=True
-        )
-    raw["cost"] = step(folder, "cost", bundle, cache="tune")
-    raw["untouched"] = step(folder, "untouched", cache="untouched")
+        words = ("replay", bundle, how)
+        raw[f"replay by {how}"] = step(*words, cache=f"replay-{how}", refuse_ptxas=True)
+        counted = step(*words, "profile", cache=f"counted-{how}", refuse_ptxas=True)
+        raw[f"counted by {how}"] = counted
+    raw["cost"] = step("cost", bundle, cache="tune")
+    raw["untouched"] = step("untouched", cache="untouched")
     for name, results in (("without", "no"), ("with", "yes")):
-        raw[f"triton cold, {name} disk cache"] = step(
-            folder, "triton", results, cache=f"triton-{name}"
-        )
-        raw[f"triton warm, {name} disk cache"] = step(
-            folder, "triton", results, cache=f"triton-{name}"
-        )
+        for state in ("cold", "warm"):
+            found = step("triton", results, cache=f"triton-{name}")
+            raw[f"triton {state}, {name} disk cache"] = found
     return raw
-
-
-def step(
-    folder: Path, name: str, *arguments: str, cache: str, refuse_ptxas: bool = False
-) -> dict[str, Any]:
-    """Run one step in a process of its own; `cache` names Triton's directory, which is empty unless
-    a step before had it.
-    """
-    environment, log = (
-        measurement.refusing_ptxas(folder) if refuse_ptxas else (_NO_CALLS, folder / "absent")
-    )
-    log.unlink(missing_ok=True)
-    said = output(
-        "tools.gpu",
-        "autotune",
-        "--step",
-        name,
-        *arguments,
-        environment={**environment, "TRITON_CACHE_DIR": str(folder / cache)},
-    )
-    result: dict[str, Any] = json.loads(said.splitlines()[-1])
-    if refuse_ptxas:
-        result["ptxas_calls"] = len(log.read_text().splitlines()) if log.exists() else 0
-    return result
 
 
 def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -128,18 +83,11 @@ def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
     costs.
     """
     untouched = [
-        measurement.row(
-            f"{how}: the caller's tensor has what one launch makes of it", int(right), "", least=1
-        )
+        row(f"{how}: the caller's tensor has what one launch makes of it", int(right), "", least=1)
         for how, right in raw["untouched"].items()
     ]
-    return [
-        *_counting_rows(raw),
-        *untouched,
-        *_time_rows(raw),
-        *_winner_rows(raw),
-        *_cost_rows(raw),
-    ]
+    times = [*_time_rows(raw), *_winner_rows(raw), *_cost_rows(raw)]
+    return [*_counting_rows(raw), *untouched, *times]
 
 
 def same(one: str, other: str) -> bool:
@@ -156,48 +104,27 @@ def same(one: str, other: str) -> bool:
 
 def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     tuned, found = raw["tuned"], []
+    chosen, digests, launches = tuned["chosen"], tuned["digests"], sum(tuned["launches"].values())
     for how in ("bundle", "restore"):
         plain, counted = raw[f"replay by {how}"], raw[f"counted by {how}"]
-        words = f"new process, by {how}"
-        compiles = (
-            plain["compiles"] + plain["ptxas_calls"] + counted["compiles"] + counted["ptxas_calls"]
-        )
-        found.append(
-            measurement.row(
-                f"{words}: compiles", compiles, "", most=0, peer=f"tuning: {_compiles(tuned)}"
-            )
-        )
+        words, tuning = f"new process, by {how}", f"tuning: {_compiles(tuned)}"
+        compiles = sum(run["compiles"] + run["ptxas_calls"] for run in (plain, counted))
+        found.append(row(f"{words}: compiles", compiles, "", most=0, peer=tuning))
         for counter, runs in (
             ("launch hook", plain["launches"]),
             ("torch's profiler", counted["profiled"]),
         ):
-            extra = sum(runs.values()) - len(tuned["chosen"])
-            peer = f"tuning by the launch hook: {sum(tuned['launches'].values())}; now {runs}"
-            found.append(
-                measurement.row(
-                    f"{words}: benchmark launches by {counter}", abs(extra), "", most=0, peer=peer
-                )
-            )
-        equal = sum(plain["digests"][name] == digest for name, digest in tuned["digests"].items())
-        found.append(
-            measurement.row(
-                f"{words}: results equal bit for bit",
-                equal,
-                f"of {len(tuned['digests'])}",
-                least=len(tuned["digests"]),
-            )
-        )
-        agreed = sum(
-            same(plain["chosen"][name], config) for name, config in tuned["chosen"].items()
-        )
-        found.append(
-            measurement.row(
-                f"{words}: the recorded winners",
-                agreed,
-                f"of {len(tuned['chosen'])}",
-                least=len(tuned["chosen"]),
-            )
-        )
+            extra = abs(sum(runs.values()) - len(chosen))
+            peer = f"tuning by the launch hook: {launches}; now {runs}"
+            name = f"{words}: benchmark launches by {counter}"
+            found.append(row(name, extra, "", most=0, peer=peer))
+        equal = sum(plain["digests"][name] == digest for name, digest in digests.items())
+        agreed = sum(same(plain["chosen"][name], config) for name, config in chosen.items())
+        for what, figure, all_of in (
+            ("results equal bit for bit", equal, len(digests)),
+            ("the recorded winners", agreed, len(chosen)),
+        ):
+            found.append(row(f"{words}: {what}", figure, f"of {all_of}", least=all_of))
     return found
 
 
@@ -209,46 +136,30 @@ def _compiles(taken: dict[str, Any]) -> int:
 
 
 def _time_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = [("ours, tuned from cold", raw["tuned"])]
-    rows += [
-        (f"ours, new process by {how}", raw[f"replay by {how}"]) for how in ("bundle", "restore")
-    ]
-    rows += [
-        (
-            f"@triton.autotune, {state}, {name} its disk cache",
-            raw[f"triton {state}, {name} disk cache"],
-        )
-        for name in ("without", "with")
-        for state in ("cold", "warm")
-    ]
-    return [
-        measurement.row(
-            f"first call of all kernels: {words}",
-            taken["first_s"],
-            "s",
-            peer=f"{_compiles(taken)} compiles, {sum(taken['launches'].values())} launches",
-        )
-        for words, taken in rows
-    ]
+    names = {"ours, tuned from cold": "tuned"}
+    names |= {f"ours, new process by {how}": f"replay by {how}" for how in ("bundle", "restore")}
+    for name in ("without", "with"):
+        for state in ("cold", "warm"):
+            words = f"@triton.autotune, {state}, {name} its disk cache"
+            names[words] = f"triton {state}, {name} disk cache"
+    found = []
+    for words, name in names.items():
+        taken = raw[name]
+        peer = f"{_compiles(taken)} compiles, {sum(taken['launches'].values())} launches"
+        found.append(row(f"first call of all kernels: {words}", taken["first_s"], "s", peer=peer))
+    return found
 
 
 def _winner_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for name, times in raw["exhaustive"]["times_ms"].items():
-        best = min(times, key=lambda config: measurement.median(times[config]))
+        best = min(times, key=lambda config: median(times[config]))
         won = next(config for config in times if same(config, raw["tuned"]["chosen"][name]))
         # Side by side in each round, since clocks drift from one round to the next.
-        ratios = [mine / other for mine, other in zip(times[won], times[best], strict=True)]
-        found.append(
-            measurement.row(
-                f"{name}: time of the winner by that of the best of {len(times)}",
-                measurement.median(ratios),
-                "x",
-                most=MOST_BEHIND,
-                peer=f"{won} against {best}",
-                samples=times,
-            )
-        )
+        behind = median(ratios(times[won], times[best]))
+        what = f"{name}: time of the winner by that of the best of {len(times)}"
+        facts: dict[str, Any] = {"peer": f"{won} against {best}", "samples": times}
+        found.append(row(what, behind, "x", most=MOST_BEHIND, **facts))
     return found
 
 
@@ -257,20 +168,10 @@ def _cost_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     handle = samples["static handle"]
     found = []
     for name, taken in samples.items():
-        ratio = measurement.median([one / other for one, other in zip(taken, handle, strict=True)])
         most = MOST_COST if name == "tuned kernel's handle" else None
-        found.append(
-            measurement.row(
-                f"CPU cost of a launch: {name}",
-                ratio,
-                "x",
-                most=most,
-                peer=(
-                    f"{measurement.median(taken):.2f} us; the static handle "
-                    f"{measurement.median(handle):.2f} us"
-                ),
-            )
-        )
+        peer = f"{median(taken):.2f} us; the static handle {median(handle):.2f} us"
+        ratio = median(ratios(taken, handle))
+        found.append(row(f"CPU cost of a launch: {name}", ratio, "x", most=most, peer=peer))
     return found
 
 
@@ -295,11 +196,8 @@ class Counts:
         self.compiles += not cache_hit
 
     def _launched(self, metadata: Any) -> None:
-        self.launches[
-            metadata.get()["name"]
-            if hasattr(metadata, "get") and not isinstance(metadata, dict)
-            else metadata["name"]
-        ] += 1
+        lazy = hasattr(metadata, "get") and not isinstance(metadata, dict)
+        self.launches[(metadata.get() if lazy else metadata)["name"]] += 1
 
     def told(self) -> dict[str, Any]:
         """Return the counts as JSON."""
@@ -329,13 +227,8 @@ def call_all(kernels: dict[str, Any], counts: Counts) -> dict[str, Any]:
         for case in tuned_kernels.tuned()
     }
     chosen = {name: describe(kernel.best_config) for name, kernel in kernels.items()}
-    return {
-        **counts.told(),
-        "first_s": first_s,
-        "seconds": seconds,
-        "digests": digests,
-        "chosen": chosen,
-    }
+    times = {"first_s": first_s, "seconds": seconds}
+    return {**counts.told(), **times, "digests": digests, "chosen": chosen}
 
 
 def describe(config: Any) -> str:
@@ -407,12 +300,10 @@ def measure(chosen: str) -> dict[str, Any]:
                 runs[describe(config)] = run
             except triton.runtime.errors.OutOfResources:
                 continue
-        taken: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(ROUNDS):
-            for name, run in runs.items():
-                taken[name].append(
-                    triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median")
-                )
+        bench = functools.partial(triton.testing.do_bench, warmup=10, rep=50, return_mode="median")
+        taken = in_turns(
+            {name: functools.partial(bench, run) for name, run in runs.items()}, ROUNDS
+        )
         if expected[case.name] not in taken:
             raise RuntimeError(
                 f"{case.name}: the winner {expected[case.name]} cannot be launched by Triton"
@@ -501,21 +392,25 @@ def cost(bundle: str) -> dict[str, Any]:
         "tuned kernel[grid](...)": lambda: tuned[one](*big),
         "@triton.autotune kernel[grid](...)": lambda: by_triton[one](*big),
     }
-    samples: dict[str, list[float]] = {name: [] for name in ways}
     for launch in ways.values():
         launch()
-    for _ in range(SAMPLES):
-        for name, launch in ways.items():
-            spent = 0.0
-            for _ in range(BATCHES):
-                torch.cuda.synchronize()
-                started = time.perf_counter()
-                for _ in range(BATCH):
-                    launch()
-                spent += time.perf_counter() - started
-            samples[name].append(spent / (BATCH * BATCHES) * 1e6)
+    timed = {name: functools.partial(_us_of, launch) for name, launch in ways.items()}
+    return {"samples_us": in_turns(timed, SAMPLES)}
+
+
+def _us_of(launch: Callable[[], None]) -> float:
+    """Return microseconds of a launch, over some batches of them."""
+    import torch
+
+    spent = 0.0
+    for _ in range(BATCHES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(BATCH):
+            launch()
+        spent += time.perf_counter() - started
     torch.cuda.synchronize()
-    return {"samples_us": samples}
+    return spent / (BATCH * BATCHES) * 1e6
 
 
 def untouched() -> dict[str, Any]:

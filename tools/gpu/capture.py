@@ -15,8 +15,6 @@ captured.  The result goes to docs/results/gpu-capture.json.
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -27,7 +25,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
+from tools.gpu.steps import bundler_command
+from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, python_path
 
 WORKLOAD = ROOT / "tools" / "gpu" / "library_calls.py"
@@ -35,28 +34,21 @@ LIBRARIES = ("torch", "triton", "fla-core", "liger-kernel", "einops")
 # Of the keys that are asked for, so many must have been captured.
 LEAST_PERCENT = 95.0
 _TIMEOUT_S = 3600
+_DIFFERS = "differs (asked, nearest captured)"
+_TOLD = ("target", "device", "launches", "functions", "guesses", "unanswered", "failures")
 
 
 def main() -> int:
     """Capture, run on the GPU, compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        only=("liger,fla,varlen", "groups of operators: liger, fla, varlen, wide"),
+        target=("cuda:90", "what to capture for"),
+        jobs=(str, "kernels compiled at a time; one a core without it"),
+        keep=(Path, "directory that keeps the captured bundle, and has it used again"),
+        results=(measurement.RESULTS, "where gpu-capture.json goes"),
+        check=(False, f"exit status 1 below {LEAST_PERCENT} %%"),
     )
-    parser.add_argument(
-        "--only", default="liger,fla,varlen", help="groups of operators: liger, fla, varlen, wide"
-    )
-    parser.add_argument("--target", default="cuda:90", help="what to capture for")
-    parser.add_argument("--jobs", help="kernels compiled at a time; one a core without it")
-    parser.add_argument(
-        "--keep", type=Path, help="directory that keeps the captured bundle, and has it used again"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-capture.json goes"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help=f"exit status 1 below {LEAST_PERCENT} %%"
-    )
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-capture.") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +66,7 @@ def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str,
     keys = {item["key"]: item for item in asked["asked"]}
     hits = sum(item["hit"] for item in keys.values())
     return {
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: measurement.version_of(name) for name in LIBRARIES},
         "python": sys.version.split()[0],
         "only": only,
         "captured": captured,
@@ -97,33 +89,12 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
     bundle, report = folder / "captured.tbundle", folder / "capture.json"
     if not (bundle.is_file() and report.is_file()):
         started = time.perf_counter()
+        operators = folder / "captured-operators.json"
         limit = ["--jobs", jobs] if jobs else []
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "bundler",
-                "capture",
-                "-o",
-                str(bundle),
-                "--target",
-                target,
-                "--json",
-                *limit,
-                "--",
-                sys.executable,
-                str(WORKLOAD),
-                "--only",
-                only,
-                "--seen",
-                str(folder / "captured-operators.json"),
-            ],
-            env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-            cwd=ROOT,
+        program = (sys.executable, WORKLOAD, "--only", only, "--seen", operators)
+        words = ("-o", bundle, "--target", target, "--json", *limit, "--", *program)
+        done = bundler_command(
+            "capture", *words, stdout=subprocess.PIPE, check=False, timeout=_TIMEOUT_S
         )
         if not bundle.is_file():
             raise SystemExit(
@@ -134,25 +105,14 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
         said["seconds"] = time.perf_counter() - started
         report.write_text(json.dumps(said))
     said = json.loads(report.read_text())
-    one = said["captures"][0]
+    one, seen = said["captures"][0], folder / "captured-operators.json"
     return {
         "kernels": said["counts"]["kernels"],
         "seconds": round(said["seconds"], 1),
         "size_bytes": said["size_bytes"],
         "status": said["status"],
-        **{
-            name: one[name]
-            for name in (
-                "target",
-                "device",
-                "launches",
-                "functions",
-                "guesses",
-                "unanswered",
-                "failures",
-            )
-        },
-        "operators": json.loads((folder / "captured-operators.json").read_text()),
+        **{name: one[name] for name in _TOLD},
+        "operators": json.loads(seen.read_text()),
     }
 
 
@@ -202,18 +162,15 @@ def run_really(folder: Path, only: str, result: Path) -> None:
         misses = [
             _explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed
         ]
-    result.write_text(
-        json.dumps(
-            {
-                "device": torch.cuda.get_device_name(0),
-                "asked": asked,
-                "restored": len(report.restored),
-                "seconds": round(seconds, 1),
-                "misses": misses,
-                "operators": json.loads(operators.read_text()),
-            }
-        )
-    )
+    found = {
+        "device": torch.cuda.get_device_name(0),
+        "asked": asked,
+        "restored": len(report.restored),
+        "seconds": round(seconds, 1),
+        "misses": misses,
+        "operators": json.loads(operators.read_text()),
+    }
+    result.write_text(json.dumps(found))
 
 
 def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
@@ -239,41 +196,24 @@ def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
         "key": kernel.key,
         "name": kernel.name,
         "same function captured": len(others),
-        "differs (asked, nearest captured)": nearest,
+        _DIFFERS: nearest,
     }
 
 
-def _version(library: str) -> str | None:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
-    captured = result["captured"]
-    left_out = {name: said for name, said in result["operators"].items() if said != "fine"}
+    captured, operators = result["captured"], result["operators"]
+    left_out = {name: said for name, said in operators.items() if said != "fine"}
+    kernels = "{kernels} kernels of {functions} functions, {launches} launches, {seconds} s"
+    called = f"{len(operators) - len(left_out)} of {len(operators)}"
     return [
-        (
-            "captured without a GPU",
-            (
-                f"{captured['kernels']} kernels of {captured['functions']} functions,"
-                f" {captured['launches']} launches, {captured['seconds']} s"
-            ),
-        ),
+        ("captured without a GPU", kernels.format_map(captured)),
         ("lines that depend on data", str(len(captured["guesses"]))),
         ("not compiled", str(len(captured["failures"]))),
         ("asked for on " + result["device"], f"{result['asked']} keys"),
         ("of these captured", f"{result['hits']} ({result['percent']} %)"),
-        (
-            "operators called",
-            f"{len(result['operators']) - len(left_out)} of {len(result['operators'])}",
-        ),
+        ("operators called", called),
         *((f"left out: {name}", said[:100]) for name, said in left_out.items()),
-        *(
-            (f"miss: {miss['name']}", str(miss["differs (asked, nearest captured)"])[:200])
-            for miss in result["misses"]
-        ),
+        *((f"miss: {miss['name']}", str(miss[_DIFFERS])[:200]) for miss in result["misses"]),
     ]
 
 

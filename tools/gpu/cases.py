@@ -6,7 +6,7 @@ neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 SEED = 6
@@ -26,8 +26,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Case:
-    """One call: `arguments(make)` returns the values, of which `outputs` (by position) are
-    compared.
+    """One call: `arguments(make)` returns the values, of which the one at `output` is compared.
 
     `options` go to both launches: constants and compile options.  `where` says which stream or
     device it runs on.
@@ -37,8 +36,8 @@ class Case:
     kernel: str
     grid: tuple[int, ...]
     arguments: Callable[[Maker], list[Any]]
-    outputs: tuple[int, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    output: int
+    options: dict[str, Any]
     where: str = ""
 
 
@@ -76,153 +75,86 @@ class Maker:
 
 def cases(devices: int) -> Iterator[Case]:
     """Yield the cases; with one device, none for two."""
-    yield Case("vector add", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256})
-    yield Case(
-        "fused softmax",
-        "softmax",
-        (64,),
-        lambda m: [m.random(64, 1000), m.empty(64, 1000), 1000, 1000],
-        (1,),
-        {"BLOCK": 1024},
-    )
-    yield Case(
-        "fp16 matmul, more than 48 kB of shared memory",
-        "matmul",
-        (2, 2),
-        _matrices,
-        (2,),
-        {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4},
-    )
-    yield Case(
-        "layer norm, a float by value",
-        "layer_norm",
-        (32,),
-        lambda m: [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5],
-        (2,),
-        {"BLOCK": 512},
-    )
-    yield Case(
-        "atomics",
-        "histogram",
-        (20,),
-        lambda m: [m.integers(5000, 64), m.zeros(64), 5000],
-        (1,),
-        {"BLOCK": 256},
-    )
-    yield Case(
-        "reduction",
-        "row_sum",
-        (32,),
-        lambda m: [m.random(32, 500), m.empty(32), 500, 500],
-        (1,),
-        {"BLOCK": 512},
-    )
-    yield Case(
-        "integers of every width",
-        "integers",
-        (1,),
-        lambda m: [
-            # Triton 3.6 itself refuses a negative i8.
-            m.empty(8, dtype="int64"),
-            127,
-            -32768,
-            -(2**31),
-            -(2**63),
-            255,
-            65535,
-            2**32 - 1,
-            2**64 - 1,
-        ],
-        (0,),
-    )
-    yield Case(
-        "fp16, bf16, fp32, fp64 and bool by value",
-        "floats",
-        (1,),
-        lambda m: [
-            m.empty(5, dtype="float64"),
-            1.2345678,
-            1.999,
-            3.3333333333,
-            2.2250738585072014e-300,
-            True,
-        ],
-        (0,),
-    )
-    yield Case(
-        "fp8 pointers",
-        "eighths",
-        (4,),
-        lambda m: [m.random(1000, dtype="float8_e4m3fn"), m.empty(1000), 1000],
-        (1,),
-        {"BLOCK": 256},
-    )
-    yield Case(
-        "None, and an argument equal to 1",
-        "optional",
-        (4,),
-        lambda m: [m.random(1024), None, m.empty(1024), 1],
-        (2,),
-        {"BLOCK": 256},
-    )
-    yield Case(
-        "the same with a tensor",
-        "optional",
-        (4,),
-        lambda m: [m.random(1024), m.random(1024), m.empty(1024), 1],
-        (2,),
-        {"BLOCK": 256},
-    )
-    yield Case("2-D grid", "places", (7, 5), lambda m: [m.empty(35, dtype="int32"), 7, 5], (0,))
-    yield Case("3-D grid", "places", (7, 5, 3), lambda m: [m.empty(105, dtype="int32"), 7, 5], (0,))
-    yield Case(
-        "cooperative launch",
-        "add",
-        (4,),
-        _vectors(999),
-        (2,),
-        {"BLOCK": 256, "launch_cooperative_grid": True},
-    )
-    yield Case(
-        "programmatic dependent launch",
-        "add",
-        (4,),
-        _vectors(999),
-        (2,),
-        {"BLOCK": 256, "launch_pdl": True},
-    )
-    yield Case(
-        "clusters of 2 blocks: vector add",
-        "add",
-        (10,),
-        _vectors(9999),
-        (2,),
-        {"BLOCK": 1024, "num_ctas": 2},
-    )
-    yield Case(
-        "clusters of 2 blocks: fp16 matmul",
-        "matmul",
-        (2, 2),
-        _matrices,
-        (2,),
-        {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_ctas": 2},
-    )
-    yield Case(
-        "global scratch (descriptors made on the device)",
-        "device_descriptor",
-        (4, 4),
-        lambda m: [m.random(256, 256), m.empty(256, 256), 256, 256],
-        (1,),
-        {"SIZE": 64},
-    )
-    yield Case(
-        "host tensor descriptors", "host_descriptor", (4, 4), _descriptors, (1,), {"SIZE": 64}
-    )
-    yield Case("another stream", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="stream")
+
+    def case(
+        row: str, kernel: str, grid: tuple[int, ...], arguments: Any, output: int, **options: int
+    ) -> Case:
+        return Case(row, kernel, grid, arguments, output, options)
+
+    tiles = {"BLOCK_M": 128, "BLOCK_N": 128}
+    add = case("vector add", "add", (40,), _vectors(9999), 2, BLOCK=256)
+    yield add
+    yield case("fused softmax", "softmax", (64,), _softmax, 1, BLOCK=1024)
+    wide, warps = "fp16 matmul, more than 48 kB of shared memory", {"num_warps": 8, "num_stages": 4}
+    yield case(wide, "matmul", (2, 2), _matrices, 2, **tiles, BLOCK_K=64, **warps)
+    yield case("layer norm, a float by value", "layer_norm", (32,), _layer_norm, 2, BLOCK=512)
+    yield case("atomics", "histogram", (20,), _counted, 1, BLOCK=256)
+    yield case("reduction", "row_sum", (32,), _row_sum, 1, BLOCK=512)
+    yield case("integers of every width", "integers", (1,), _integers, 0)
+    yield case("fp16, bf16, fp32, fp64 and bool by value", "floats", (1,), _floats, 0)
+    yield case("fp8 pointers", "eighths", (4,), _eighths, 1, BLOCK=256)
+    yield case("None, and an argument equal to 1", "optional", (4,), _optional(False), 2, BLOCK=256)
+    yield case("the same with a tensor", "optional", (4,), _optional(True), 2, BLOCK=256)
+    yield case("2-D grid", "places", (7, 5), _places(35), 0)
+    yield case("3-D grid", "places", (7, 5, 3), _places(105), 0)
+    for row, option in (
+        ("cooperative launch", "launch_cooperative_grid"),
+        ("programmatic dependent launch", "launch_pdl"),
+    ):
+        yield case(row, "add", (4,), _vectors(999), 2, BLOCK=256, **{option: True})
+    clusters = "clusters of 2 blocks"
+    yield case(f"{clusters}: vector add", "add", (10,), _vectors(9999), 2, BLOCK=1024, num_ctas=2)
+    matmul = case(f"{clusters}: fp16 matmul", "matmul", (2, 2), _matrices, 2, **tiles, BLOCK_K=32)
+    yield replace(matmul, options=matmul.options | {"num_ctas": 2})
+    scratch = "global scratch (descriptors made on the device)"
+    yield case(scratch, "device_descriptor", (4, 4), _square, 1, SIZE=64)
+    yield case("host tensor descriptors", "host_descriptor", (4, 4), _descriptors, 1, SIZE=64)
+    yield replace(add, row="another stream", where="stream")
     if devices > 1:
-        yield Case(
-            "another device", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="device"
-        )
+        yield replace(add, row="another device", where="device")
+
+
+def _softmax(m: Maker) -> list[Any]:
+    return [m.random(64, 1000), m.empty(64, 1000), 1000, 1000]
+
+
+def _layer_norm(m: Maker) -> list[Any]:
+    return [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5]
+
+
+def _counted(m: Maker) -> list[Any]:
+    return [m.integers(5000, 64), m.zeros(64), 5000]
+
+
+def _row_sum(m: Maker) -> list[Any]:
+    return [m.random(32, 500), m.empty(32), 500, 500]
+
+
+def _integers(m: Maker) -> list[Any]:
+    # Triton 3.6 itself refuses a negative i8.
+    signed = (127, -32768, -(2**31), -(2**63))
+    return [m.empty(8, dtype="int64"), *signed, 255, 65535, 2**32 - 1, 2**64 - 1]
+
+
+def _floats(m: Maker) -> list[Any]:
+    values = (1.2345678, 1.999, 3.3333333333, 2.2250738585072014e-300)
+    return [m.empty(5, dtype="float64"), *values, True]
+
+
+def _eighths(m: Maker) -> list[Any]:
+    return [m.random(1000, dtype="float8_e4m3fn"), m.empty(1000), 1000]
+
+
+def _optional(given: bool) -> Callable[[Maker], list[Any]]:
+    return lambda m: [m.random(1024), m.random(1024) if given else None, m.empty(1024), 1]
+
+
+def _places(count: int) -> Callable[[Maker], list[Any]]:
+    return lambda m: [m.empty(count, dtype="int32"), 7, 5]
+
+
+def _square(m: Maker) -> list[Any]:
+    return [m.random(256, 256), m.empty(256, 256), 256, 256]
 
 
 def _vectors(size: int) -> Callable[[Maker], list[Any]]:

@@ -13,62 +13,35 @@ tools.bench page` makes the table in docs/benchmarks.md.
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import built_kernels, first_launches, launch_cost, launches
-from tools.shared import example_kernels, measurement
-from tools.shared.processes import output
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    check: str
-    ok: bool
-    found: str
+from tools.gpu import built_kernels, first_launches, launch_cost, launches, steps
+from tools.gpu.steps import Row, Step
+from tools.shared import example_kernels, measurement, programs
+from tools.shared.measurement import check
 
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-check.json goes"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=sorted(PARTS),
-        default=sorted(PARTS),
-        help="run some parts only",
-    )
-    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.step:
-        print(json.dumps(STEPS[options.step[0]](*options.step[1:])))
+    if programs.run_step(STEPS):
         return 0
+    options = programs.arguments(
+        __doc__,
+        results=(measurement.RESULTS, "where gpu-check.json goes"),
+        only=([*PARTS], f"run some parts only, of {', '.join(PARTS)}"),
+    )
     with tempfile.TemporaryDirectory(prefix="gpu-check.") as folder:
         rows, figures = check_all(Path(folder), options.only)
-    width = max(len(row.check) for row in rows)
-    for row in rows:
-        print(f"{'ok  ' if row.ok else 'FAIL'}  {row.check:<{width}}  {row.found}")
-    path = measurement.save(
-        "gpu-check", {"rows": [asdict(row) for row in rows], "figures": figures}, options.results
-    )
-    print(f"\nwritten to {path}")
-    return 0 if all(row.ok for row in rows) else 1
+    result = {"rows": rows, "figures": figures}
+    return 1 if measurement.report("gpu-check", result, options.results) else 0
 
 
 def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
@@ -83,92 +56,48 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
         if name in parts:
             started = time.monotonic()
             try:
-                found, measured = part(step, folder)
+                found, measured = part(functools.partial(steps.step, "check"), folder)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
-                found, measured = (
-                    [
-                        {
-                            "check": name,
-                            "ok": False,
-                            "found": f"broke off: {str(error).splitlines()[-1]}",
-                        }
-                    ],
-                    {},
-                )
-            rows += [Row(**row) for row in found]
+                found, measured = [built_kernels.broken(name, error)], {}
+            rows += found
             figures |= {**measured, f"{name}: seconds": time.monotonic() - started}
     return rows, figures
 
 
-def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def replays(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Record once, then replay by Triton from everything and from the launch set alone."""
     bundle = folder / "kernels.tbundle"
     first = step(folder, "record", str(bundle), cache=folder / "first")
     shutil.rmtree(folder / "first")
+    kernels, compiles, proven = first["kernels"], first["compiles"], first["proven"]
+    said = f"{kernels} kernels, {compiles} compiles, {first['run_s']:.2f} s, bundle"
+    said += f" {bundle.stat().st_size / 1e3:.0f} kB"
+    facts = "every recorded kernel has launch facts and proven key parts"
     rows = [
-        Row(
-            "record examples/kernels.py",
-            first["compiles"] > 0 and first["kernels"] >= first["compiles"],
-            f"{first['kernels']} kernels, {first['compiles']} compiles, {first['run_s']:.2f} s, "
-            f"bundle {bundle.stat().st_size / 1e3:.0f} kB",
-        ),
-        Row(
-            "every recorded kernel has launch facts and proven key parts",
-            first["proven"] == first["kernels"],
-            f"{first['proven']} of {first['kernels']}",
-        ),
+        check("record examples/kernels.py", 0 < compiles <= kernels, said),
+        check(facts, proven == kernels, f"{proven} of {kernels}"),
     ]
     figures: dict[str, Any] = {"record": first}
-    for keep in ("all", "launch"):
+    for keep, label in (("all", "everything"), ("launch", "launch set")):
         cache = folder / f"restored-{keep}"
         restored = step(folder, "restore", str(bundle), keep, cache=cache)
         replay = step(folder, "replay", cache=cache, refuse_ptxas=True)
-        label = {"all": "everything", "launch": "launch set"}[keep]
+        again, calls = replay["compiles"], replay["ptxas_calls"]
+        equal = sum(replay["numbers"].get(k) == v for k, v in first["numbers"].items())
+        placed = f"{restored['usable']} kernels, {restored['files']} files,"
+        placed += f" {restored['seconds'] * 1e3:.1f} ms"
+        said = f"{again} compiles, {replay['hits']} hits, {calls} ptxas calls,"
+        said += f" {replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)"
+        same, run = f"{equal} of {len(first['numbers'])} kernels equal", f"run again ({label})"
+        where = f"restore {label} into an empty directory"
         rows += [
-            Row(
-                f"restore {label} into an empty directory",
-                restored["usable"] == first["kernels"],
-                f"{restored['usable']} kernels, {restored['files']} files,"
-                f" {restored['seconds'] * 1e3:.1f} ms",
-            ),
-            Row(
-                f"run again ({label}): compiles",
-                replay["compiles"] == 0 and replay["ptxas_calls"] == 0,
-                f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']}"
-                f" ptxas calls, {replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)",
-            ),
-            Row(
-                f"run again ({label}): numbers, bit for bit",
-                replay["numbers"] == first["numbers"],
-                f"{sum(replay['numbers'].get(k) == v for k, v in first['numbers'].items())} "
-                f"of {len(first['numbers'])} kernels equal",
-            ),
+            check(where, restored["usable"] == kernels, placed),
+            check(f"{run}: compiles", again == calls == 0, said),
+            check(f"{run}: numbers, bit for bit", replay["numbers"] == first["numbers"], same),
         ]
         figures[f"restore {keep}"], figures[f"replay {keep}"] = restored, replay
-    return [asdict(row) for row in rows], figures
-
-
-def step(
-    folder: Path, name: str, *arguments: str, cache: Path, refuse_ptxas: bool = False
-) -> dict[str, Any]:
-    """Run one step in a process of its own, with `cache` as Triton's cache directory."""
-    environment, log = (
-        measurement.refusing_ptxas(folder) if refuse_ptxas else ({}, folder / "absent")
-    )
-    log.unlink(missing_ok=True)
-    said = output(
-        "tools.gpu",
-        "check",
-        "--step",
-        name,
-        *arguments,
-        environment={**environment, "TRITON_CACHE_DIR": str(cache)},
-    )
-    result: dict[str, Any] = json.loads(said.splitlines()[-1])
-    if refuse_ptxas:
-        result["ptxas_calls"] = len(log.read_text().splitlines()) if log.exists() else 0
-    return result
+    return rows, figures
 
 
 def record(path: str) -> dict[str, Any]:
@@ -195,14 +124,8 @@ def restore(path: str, keep: str) -> dict[str, Any]:
     import bundler
 
     report = bundler.restore(path, keep="launch" if keep == "launch" else "all")
-    return {
-        "usable": report.usable,
-        "skipped": report.skipped,
-        "files": report.files,
-        "bytes": report.bytes,
-        "seconds": report.seconds,
-        "unchecked": report.unchecked,
-    }
+    names = ("usable", "skipped", "files", "bytes", "seconds", "unchecked")
+    return {name: getattr(report, name) for name in names}
 
 
 def replay() -> dict[str, Any]:
@@ -233,8 +156,7 @@ def run_examples() -> dict[str, Any]:
     return {"numbers": numbers, "run_s": time.monotonic() - started}
 
 
-Step = Callable[..., dict[str, Any]]
-PARTS: dict[str, Callable[[Step, Path], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[Step, Path], tuple[list[Row], dict[str, Any]]]] = {
     "replay": replays,
     "built": built_kernels.rows,
     "launch": launches.rows,

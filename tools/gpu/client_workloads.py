@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.gpu.steps import bundler_command
 from tools.shared import example_kernels
-from tools.shared.processes import ROOT, python_path
 
 _SEED = 5
 _ROWS, _COLUMNS = 64, 1024
@@ -69,28 +68,9 @@ def capture(bundle: Path, module: str, *words: object) -> None:
     if bundle.is_file():
         return
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "bundler",
-            "capture",
-            "-o",
-            str(bundle),
-            "--target",
-            "cuda:90",
-            "--quiet",
-            "--",
-            sys.executable,
-            "-m",
-            module,
-            *map(str, words),
-        ],
-        env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.DEVNULL,
-        check=False,
-        cwd=ROOT,
-    )
+    program = ("--", sys.executable, "-m", module, *map(str, words))
+    line = ("capture", "-o", bundle, "--target", "cuda:90", "--quiet", *program)
+    bundler_command(*line, check=False, stdout=subprocess.DEVNULL)
 
 
 def _backward(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ docs/results/gpu-export.json.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import shutil
 import subprocess
@@ -22,7 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
+from tools.shared import measurement, programs
+from tools.shared.measurement import row
 from tools.shared.processes import ROOT
 
 EXAMPLE = ROOT / "examples" / "exported_kernel.cpp"
@@ -32,60 +33,32 @@ SIZES = (16, 1008, 100_000, 1 << 20, 1 << 25)
 BLOCK = 1024
 # One of a plain launch, one that needs launch attributes.
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "cluster of 2": {"num_ctas": 2}}
-FACTS = (
-    "kernel_file",
-    "kernel_hash",
-    "grid",
-    "stream",
-    "num_warps",
-    "num_stages",
-    "kernel_kwargs",
-    "kernel_num_gb",
-)
+_OF_KERNEL = ("file", "hash", "kwargs", "num_gb")
+FACTS = ("grid", "stream", "num_warps", "num_stages", *(f"kernel_{name}" for name in _OF_KERNEL))
 _TIMEOUT_S = 120
 
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        results=(measurement.RESULTS, "where gpu-export.json goes"),
+        prepare=(Path, "write exports and programs there, and end"),
+        programs=(Path, "what --prepare wrote; else it is made now"),
+        driver=(str, "in place of libcuda.so.1"),
+        arch=("90", "that --prepare compiles for"),
     )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-export.json goes"
-    )
-    parser.add_argument(
-        "--prepare", type=Path, metavar="DIR", help="write exports and programs there, and end"
-    )
-    parser.add_argument(
-        "--programs", type=Path, metavar="DIR", help="what --prepare wrote; else it is made now"
-    )
-    parser.add_argument("--driver", metavar="LIBRARY", help="in place of libcuda.so.1")
-    parser.add_argument("--arch", default="90", help="that --prepare compiles for")
-    options = parser.parse_args()
     if options.prepare is not None:
         prepare(options.prepare, options.arch)
         print(f"written to {options.prepare}")
         return 0
     with tempfile.TemporaryDirectory(prefix="gpu-export.") as folder:
-        programs = options.programs
-        if programs is None:
-            programs = Path(folder)
-            prepare(programs, None)
-        rows = program_rows(programs, options.driver)
+        if options.programs is None:
+            prepare(Path(folder), None)
+        rows = program_rows(options.programs or Path(folder), options.driver)
         if options.driver is None:
             rows += profiler_rows(Path(folder))
-    for row in rows:
-        words = [
-            measurement.shown(row["figure"], row["unit"]),
-            measurement.target(row),
-            row["peer"],
-        ]
-        print(
-            f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60} "
-            f" {'; '.join(w for w in words if w)}"
-        )
-    print(f"\nwritten to {measurement.save('gpu-export', {'rows': rows}, options.results)}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    return 1 if measurement.report("gpu-export", {"rows": rows}, options.results) else 0
 
 
 # ----------------------------------------------------------------------------------------- Programs
@@ -99,7 +72,7 @@ def prepare(folder: Path, arch: str | None) -> None:
 
     from bundler import autotune
     from bundler.runtime import Config, DeviceProperties, DryDriver, TextGrid, TunerOptions
-    from tools.gpu.tuned_kernels import add
+    from tools.gpu.kernels import add
 
     compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
@@ -117,17 +90,17 @@ def prepare(folder: Path, arch: str | None) -> None:
         kernel = autotune([Config({"BLOCK": BLOCK}, **more)], ["n"], options=options)(add)
         place = folder / name.replace(" ", "-")
         exported = kernel.export(place, x, x, x, BLOCK, grid=TextGrid("-(-n // BLOCK)"))
+        flags = ("-std=c++17", "-O2", "-static-libstdc++", "-static-libgcc", "-include")
         command: list[str | Path] = [
             compiler,
-            "-std=c++17",
-            "-O2",
-            "-static-libstdc++",
-            "-static-libgcc",
-            "-include",
+            *flags,
             exported.header,
             EXAMPLE,
+            "-ldl",
+            "-o",
+            place / "program",
         ]
-        subprocess.run([*command, "-ldl", "-o", place / "program"], check=True, timeout=_TIMEOUT_S)
+        subprocess.run(command, check=True, timeout=_TIMEOUT_S)
 
 
 def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
@@ -136,29 +109,17 @@ def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
     for name in CASES:
         place = programs / name.replace(" ", "-")
         for size in SIZES:
-            words: list[str | Path] = [
-                place / "program",
-                place,
-                str(size),
-                *([driver] if driver else []),
-            ]
+            words: list[str | Path] = [place / "program", place, str(size)]
+            words += [driver] if driver else []
             done = subprocess.run(
                 words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
             )
             said = done.stdout.splitlines()
-            right = done.returncode == 0 and said[:2] == [
-                f"grid {-(-size // BLOCK)} 1 1",
-                f"0 of {size} wrong",
-            ]
-            rows.append(
-                measurement.row(
-                    f"C++, {name}: {size:,} sums and the grid right",
-                    int(right),
-                    "",
-                    least=1,
-                    peer=said[2] if right else f"{done.stdout} {done.stderr}".strip(),
-                )
-            )
+            expected = [f"grid {-(-size // BLOCK)} 1 1", f"0 of {size} wrong"]
+            right = done.returncode == 0 and said[:2] == expected
+            peer = said[2] if right else f"{done.stdout} {done.stderr}".strip()
+            what = f"C++, {name}: {size:,} sums and the grid right"
+            rows.append(row(what, int(right), "", least=1, peer=peer))
     return rows
 
 
@@ -181,7 +142,7 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
         TunerOptions,
     )
     from bundler.runtime.tuning.benchmark import CudaClock
-    from tools.gpu.tuned_kernels import add
+    from tools.gpu.kernels import add
 
     size, grid = SIZES[-1], TextGrid("-(-n // BLOCK)")
     x, y, out = (torch.full((size,), float(value), device="cuda") for value in (1, 2, 0))
@@ -194,11 +155,8 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
     kernel[grid](x, y, out, size)
     handle = kernel.handle(x, y, out, size)
     stream, programs = torch.cuda.current_stream().cuda_stream, -(-size // BLOCK)
-    events_ms = (
-        CudaClock()
-        .sample(lambda: handle.launch(programs, 1, 1, stream, x, y, out, size), lambda: None)
-        .median_ms
-    )
+    launch = functools.partial(handle.launch, programs, 1, 1, stream, x, y, out, size)
+    events_ms = CudaClock().sample(launch, lambda: None).median_ms
     (seen,) = report.rows
     with torch.profiler.profile(record_shapes=True) as profiler:
         kernel[grid](x, y, out, size)
@@ -213,27 +171,14 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
     known = sum(name in told[0] for name in FACTS) if told else 0
     (kept,) = (folder / "tensors").glob("*/tensor_2.pt")
     saved = torch.load(kept, weights_only=True)
+    ratio, kernel_us = seen.milliseconds / events_ms, seen.milliseconds * 1e3
+    times = f"{kernel_us:.1f} us, {seen.gb_per_s:,.0f} GB/s; events {events_ms * 1e3:.1f} us"
+    count, right = len(FACTS), int(bool((saved == 3).all()))
     return [
-        measurement.row(
-            "a kernel by the profiler against events",
-            seen.milliseconds / events_ms,
-            "x",
-            least=0.7,
-            most=1.05,
-            peer=(
-                f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events"
-                f" {events_ms * 1e3:.1f} us"
-            ),
+        row(
+            "a kernel by the profiler against events", ratio, "x", least=0.7, most=1.05, peer=times
         ),
-        measurement.row(
-            "facts in a range of the trace",
-            known,
-            f"of {len(FACTS)}",
-            least=len(FACTS),
-            peer=f"{told[:1]}",
-        ),
-        measurement.row("ranges of one launch", len(told), "", least=1, most=1),
-        measurement.row(
-            "a tensor as it was before the last launch", int(bool((saved == 3).all())), "", least=1
-        ),
+        row("facts in a range of the trace", known, f"of {count}", least=count, peer=f"{told[:1]}"),
+        row("ranges of one launch", len(told), "", least=1, most=1),
+        row("a tensor as it was before the last launch", right, "", least=1),
     ]

@@ -19,132 +19,84 @@ from typing import Any
 
 from tools.gpu import launches
 from tools.gpu.launch_profile import BLOCK, GRID, KERNELS, SIZE, Profile, Vector, watch
-from tools.shared import measurement
+from tools.gpu.steps import Row, Step
+from tools.shared.measurement import check, median, medians
 
 ROUNDS = 5
 PROFILED_ROUNDS = 3
 # Ours may take this many times what the bare loop takes, by launch path.
 MOST = {"compiled": 2.0, "ctypes": 3.0}
 SPARE_BYTES = 50_000_000
+WORDS = {
+    "compiled": "compiled extension",
+    "ctypes": "pure Python",
+    "triton": "Triton, warm cache",
+}
 
 
-def rows(
-    step: Callable[..., dict[str, Any]], folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Record once, then let new processes take turns; returns the rows and the figures."""
-    bundle, cubins, cache = folder / "first.tbundle", folder / "cubins", folder / "first-cache"
-    cold = step(folder, "first-record", str(bundle), str(cubins), cache=cache)
-    taken: dict[str, list[dict[str, Any]]] = {
-        "bare": [],
-        "compiled": [],
-        "ctypes": [],
-        "triton": [],
-    }
+    bundle, cubins, cache = (
+        str(folder / name) for name in ("first.tbundle", "cubins", "first-cache")
+    )
+    cold = step(folder, "first-record", bundle, cubins, cache=Path(cache))
+    ours = {path: ("first-static", bundle, path) for path in launches.PATHS}
+    steps: dict[str, tuple[str, ...]] = {"bare": ("first-bare", cubins), **ours}
+    taken: dict[str, list[dict[str, Any]]] = {name: [] for name in (*steps, "triton")}
     for number in range(ROUNDS):
-        taken["bare"].append(step(folder, "first-bare", str(cubins), cache=folder / "nothing"))
-        for path in launches.PATHS:
-            taken[path].append(
-                step(folder, "first-static", str(bundle), path, cache=folder / "nothing")
-            )
+        for name, words in steps.items():
+            taken[name].append(step(folder, *words, cache=folder / "nothing"))
         if number < 2:  # each takes seconds, and is far from the others
-            taken["triton"].append(step(folder, "first-triton", cache=cache))
-    seconds = {name: [run["seconds"] for run in runs] for name, runs in taken.items()}
-    limit = measurement.median(seconds["bare"])
+            taken["triton"].append(step(folder, "first-triton", cache=Path(cache)))
+    samples = {name: [run["seconds"] * 1e3 for run in runs] for name, runs in taken.items()}
+    limit = median(samples["bare"])
     found, figures = [], {}
-    for name, words in (
-        ("compiled", "compiled extension"),
-        ("ctypes", "pure Python"),
-        ("triton", "Triton, warm cache"),
-    ):
-        ratio = measurement.median(seconds[name]) / limit
-        target = MOST.get(name)
-        found.append(
-            {
-                "check": f"first launches of {KERNELS} kernels: {words}",
-                "ok": target is None or ratio <= target,
-                "found": (
-                    f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's"
-                    f" {limit * 1e3:.1f} ms"
-                    + (
-                        f" (at most {target})"
-                        if target
-                        else (
-                            "; imports"
-                            f" {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"
-                        )
-                    )
-                ),
-            }
-        )
-        figures[words] = {
-            "name": words,
-            "ours": measurement.median(seconds[name]) * 1e3,
-            "limit": limit * 1e3,
+    for name, words_of in WORDS.items():
+        ms, most = median(samples[name]), MOST.get(name)
+        import_ms = median(run["import_s"] for run in taken[name] if "import_s" in run) * 1e3
+        said = f"{ms:.1f} ms, {ms / limit:.2f} x the bare loop's {limit:.1f} ms"
+        said += f" (at most {most})" if most else f"; imports {import_ms:.0f} ms"
+        ok = most is None or ms / limit <= most
+        found.append(check(f"first launches of {KERNELS} kernels: {words_of}", ok, said))
+        figures[words_of] = {
+            "name": words_of,
+            "ours": ms,
+            "limit": limit,
             "unit": "ms",
-            "ratio": ratio,
-            "target": target,
-            "samples_ms": [s * 1e3 for s in seconds[name]],
-            "limit_samples_ms": [s * 1e3 for s in seconds["bare"]],
+            "ratio": ms / limit,
+            "target": most,
+            "samples_ms": samples[name],
+            "limit_samples_ms": samples["bare"],
         }
     found += _facts(taken)
     phases = {
-        "bare": [
-            step(folder, "first-bare", str(cubins), "watched", cache=folder / "nothing")[
-                "phases_us"
-            ]
+        name: [
+            step(folder, *words, "watched", cache=folder / "nothing")["phases_us"]
             for _ in range(PROFILED_ROUNDS)
         ]
+        for name, words in steps.items()
     }
-    for path in launches.PATHS:
-        phases[path] = [
-            step(folder, "first-static", str(bundle), path, "watched", cache=folder / "nothing")[
-                "phases_us"
-            ]
-            for _ in range(PROFILED_ROUNDS)
-        ]
-    found += [_phases_row(name, runs) for name, runs in phases.items()]
-    return found, {
-        "first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
-    }
+    for name, runs in phases.items():
+        said = ", ".join(f"{phase} {spent:.1f}" for phase, spent in medians(runs).items())
+        found.append(check(f"first launches, us a kernel by phase: {name}", True, said))
+    told = {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
+    return found, {"first": told}
 
 
-def _phases_row(name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Return a row with the median microseconds a kernel of each phase."""
-    words = [f"{phase} {measurement.median([run[phase] for run in runs]):.1f}" for phase in runs[0]]
-    return {
-        "check": f"first launches, us a kernel by phase: {name}",
-        "ok": True,
-        "found": ", ".join(words),
-    }
-
-
-def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[Row]:
     ours = taken["compiled"] + taken["ctypes"]
-    expected = taken["triton"][0]["digest"]
-    equal = all(run["digest"] == expected for run in (*ours, *taken["bare"]))
+    processes, expected = (*ours, *taken["bare"]), taken["triton"][0]["digest"]
+    equal = all(run["digest"] == expected for run in processes)
     foreign = sorted({name for run in ours for name in run["foreign"]})
     growth, cubins = max(run["growth_bytes"] for run in ours), ours[0]["cubin_bytes"]
+    same = f"the same as Triton's in {len(processes)} processes"
+    there = f"imported: {', '.join(foreign)}" if foreign else "neither is in sys.modules"
+    grew = f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins"
+    enough = growth <= cubins + SPARE_BYTES
     return [
-        {
-            "check": f"numbers of the {KERNELS} kernels, bit for bit",
-            "ok": equal,
-            "found": f"the same as Triton's in {len(ours) + len(taken['bare'])} processes",
-        },
-        {
-            "check": "restore and launch without torch and Triton",
-            "ok": not foreign,
-            "found": (
-                "neither is in sys.modules" if not foreign else f"imported: {', '.join(foreign)}"
-            ),
-        },
-        {
-            "check": "host memory after context creation",
-            "ok": growth <= cubins + SPARE_BYTES,
-            "found": (
-                f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those"
-                " + 50 MB)"
-            ),
-        },
+        check(f"numbers of the {KERNELS} kernels, bit for bit", equal, same),
+        check("restore and launch without torch and Triton", not foreign, there),
+        check("host memory after context creation", enough, f"{grew} (at most those + 50 MB)"),
     ]
 
 
@@ -155,7 +107,7 @@ def record(bundle_path: str, cubins: str) -> dict[str, Any]:
     import bundler
 
     with bundler.recording() as recording:
-        result = _by_triton()
+        result = by_triton()
     with recording.collect() as bundle:
         bundle.save(bundle_path)
         Path(cubins).mkdir()
@@ -173,11 +125,7 @@ def record(bundle_path: str, cubins: str) -> dict[str, Any]:
 
 
 def by_triton() -> dict[str, Any]:
-    """Launch all kernels by Triton from its warm cache."""
-    return _by_triton()
-
-
-def _by_triton() -> dict[str, Any]:
+    """Launch all kernels by Triton, from its cache where that has them."""
     started = time.perf_counter()
     import torch
 
@@ -241,15 +189,8 @@ def bare(cubins: str, watched: str = "") -> dict[str, Any]:
     card, profile = Card(), Profile()
     folder = Path(cubins)
     specs = [json.loads((folder / f"{number}.json").read_text()) for number in range(KERNELS)]
-    calls = [
-        getattr(card.cuda, name)
-        for name in (
-            "cuModuleLoadData",
-            "cuModuleGetFunction",
-            "cuLaunchKernel",
-            "cuCtxSynchronize",
-        )
-    ]
+    names = ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuCtxSynchronize")
+    calls = [getattr(card.cuda, name) for name in names]
     read = Path.read_bytes
     if watched:
         calls = [profile.timed(call.__name__, call) for call in calls]
@@ -260,13 +201,8 @@ def bare(cubins: str, watched: str = "") -> dict[str, Any]:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         card.check(load(ctypes.byref(module), read(folder / f"{number}.cubin")))
         card.check(find(ctypes.byref(function), module, entry.encode()))
-        values = (
-            ctypes.c_uint64(card.x),
-            ctypes.c_uint64(card.row(number)),
-            ctypes.c_int(SIZE),
-            ctypes.c_uint64(),
-            ctypes.c_uint64(),
-        )
+        x, row = ctypes.c_uint64(card.x), ctypes.c_uint64(card.row(number))
+        values = (x, row, ctypes.c_int(SIZE), ctypes.c_uint64(), ctypes.c_uint64())
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         card.check(launch(function, *GRID, threads, 1, 1, shared, None, parameters, None))
     card.check(synchronize())
@@ -279,9 +215,8 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
-    driver = launches.open_driver(
-        launch_path
-    )  # before the import below, which looks for the extension
+    # before the import below, which looks for the extension
+    driver = launches.open_driver(launch_path)
     from bundler.runtime.launch.bundle_kernels import load
 
     imported = time.perf_counter() - started
@@ -291,19 +226,15 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     opened = time.perf_counter() - started
     kernel, x = kernels["numbered"], Vector(card.x)
     synchronize: Callable[..., Any] = card.cuda.cuCtxSynchronize
+
+    def launch(number: int) -> None:
+        kernel[GRID](x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK)
+
     if watched:
-        launch = profile.timed(
-            "launch",
-            lambda number: kernel[GRID](
-                x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK
-            ),
-        )
-        for number in range(KERNELS):
-            launch(number)
+        launch = profile.timed("launch", launch)
         synchronize = profile.timed("synchronize", synchronize)
-    else:
-        for number in range(KERNELS):
-            kernel[GRID](x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK)
+    for number in range(KERNELS):
+        launch(number)
     card.check(synchronize())
     seconds = time.perf_counter() - started
     cubin_bytes = sum(s.kernel.binary.size for s in kernel.specializations)
@@ -327,7 +258,7 @@ def _resident_bytes() -> int:
     raise RuntimeError("the system does not tell how much memory this process uses")
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+STEPS: dict[str, Step] = {
     "first-record": record,
     "first-triton": by_triton,
     "first-bare": bare,

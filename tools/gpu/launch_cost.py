@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu import launch_steps, launches
-from tools.shared import measurement
+from tools.gpu.steps import Row, Step
+from tools.shared.measurement import check, in_turns, median, ratios
 
 SAMPLES = 27
 # A batch is far shorter than the driver's queue, so that no launch ever waits; a sample is many of
@@ -51,51 +52,25 @@ int loop(launch_t launch, void *f, unsigned grid, unsigned block, unsigned share
 """
 
 
-def rows(
-    step: Callable[..., dict[str, Any]], folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Measure in one process; a row for each way, with the ratio to the C loop, and our targets."""
     result = step(folder, "cost", str(folder), cache=folder / "cost-cache")
     samples = result["samples_us"]
-    limit = measurement.median(samples[LIMIT])
+    limit = median(samples[LIMIT])
     targets = {name: target for name, target in OURS.values() if target}
     found, figures = [], {}
     for name, taken in samples.items():
-        ratio = measurement.median(
-            [one / other for one, other in zip(taken, samples[LIMIT], strict=True)]
-        )
-        target = targets.get(name)
-        words = f"{measurement.median(taken):.2f} us, {ratio:.2f} x the C loop" + (
-            f" (at most {target})" if target else ""
-        )
-        found.append(
-            {
-                "check": f"CPU cost of a launch: {name}",
-                "ok": target is None or ratio <= target,
-                "found": words,
-            }
-        )
-        figures[name] = {
-            "name": name,
-            "ours": measurement.median(taken),
-            "limit": limit,
-            "ratio": ratio,
-            "target": target,
-            "unit": "us",
-        }
+        us, ratio, most = median(taken), median(ratios(taken, samples[LIMIT])), targets.get(name)
+        said = f"{us:.2f} us, {ratio:.2f} x the C loop" + (f" (at most {most})" if most else "")
+        ok = most is None or ratio <= most
+        found.append(check(f"CPU cost of a launch: {name}", ok, said))
+        figure = {"name": name, "ours": us, "limit": limit, "ratio": ratio, "unit": "us"}
+        figures[name] = {**figure, "target": most}
     answers = ", ".join(f"{name} {taken:.3f}" for name, taken in result["questions_us"].items())
-    found.append(
-        {"check": "CPU cost of what a dispatcher asks torch, us", "ok": True, "found": answers}
-    )
+    found.append(check("CPU cost of what a dispatcher asks torch, us", True, answers))
     for way, taken_ns in result["steps_ns"].items():
-        words = ", ".join(f"{step} {spent:.0f}" for step, spent in taken_ns.items())
-        found.append(
-            {
-                "check": f"CPU cost of the steps of a launch alone, ns: {way}",
-                "ok": True,
-                "found": words,
-            }
-        )
+        said = ", ".join(f"{step} {spent:.0f}" for step, spent in taken_ns.items())
+        found.append(check(f"CPU cost of the steps of a launch alone, ns: {way}", True, said))
     return found, {"cost": {"figures": figures, **result}}
 
 
@@ -111,38 +86,43 @@ def cost(folder: str) -> dict[str, Any]:
         compiled = kernel[GRID](*tensors[0], SIZE, BLOCK=BLOCK)
     bundle = recording.collect()
     absent: dict[str, str] = {}
-    ways = {
-        LIMIT: c_loop(Path(folder), compiled, tensors),
-        **peers(kernel, compiled, tensors, absent),
-    }
-    ways |= ours(bundle, tensors)
+    theirs = peers(kernel, compiled, tensors, absent)
+    ways = {LIMIT: c_loop(Path(folder), compiled, tensors), **theirs, **ours(bundle, tensors)}
     for run in ways.values():
         run()
-    samples: dict[str, list[float]] = {name: [] for name in ways}
-    for _, (name, run) in itertools.product(range(SAMPLES), ways.items()):
-        spent = 0.0
-        for _ in range(BATCHES):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            run()
-            spent += time.perf_counter() - started
-        torch.cuda.synchronize()
-        samples[name].append(spent / (BATCHES * BATCH) * 1e6)
+    samples = in_turns(
+        {name: functools.partial(_us_of, run) for name, run in ways.items()}, SAMPLES
+    )
     return {
         "samples_us": samples,
         "absent": absent,
         "launches": BATCHES * BATCH,
         "questions_us": questions(tensors[0][0]),
         "steps_ns": launch_steps.steps(
-            Path(folder), tensors, _compiled_kernel(bundle), GRID, SIZE, BLOCK
+            Path(folder), tensors, _our_kernel(bundle, "compiled"), GRID, SIZE, BLOCK
         ),
     }
 
 
-def _compiled_kernel(bundle: Any) -> Any:
+def _us_of(run: Callable[[], None]) -> float:
+    """Return microseconds of a launch, over some batches of them."""
+    import torch
+
+    spent = 0.0
+    for _ in range(BATCHES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        spent += time.perf_counter() - started
+    torch.cuda.synchronize()
+    return spent / (BATCHES * BATCH) * 1e6
+
+
+def _our_kernel(bundle: Any, path: str) -> Any:
+    driver = launches.open_driver(path)  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
-    return load(bundle, driver=launches.open_driver("compiled"))["add"]
+    return load(bundle, driver=driver)["add"]
 
 
 def questions(tensor: Any) -> dict[str, float]:
@@ -183,18 +163,9 @@ def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[]
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
 
     def run() -> None:
-        status = loop(
-            launch,
-            ctypes.c_void_p(compiled.function),
-            GRID[0],
-            warps * 32,
-            shared,
-            ctypes.c_void_p(stream),
-            BATCH,
-            *addresses,
-            SIZE,
-            len(tensors),
-        )
+        function, on = ctypes.c_void_p(compiled.function), ctypes.c_void_p(stream)
+        where = (GRID[0], warps * 32, shared, on)
+        status = loop(launch, function, *where, BATCH, *addresses, SIZE, len(tensors))
         if status:
             raise RuntimeError(f"cuLaunchKernel: {status}")
 
@@ -270,14 +241,11 @@ def ours(bundle: Any, tensors: list[list[Any]]) -> dict[str, Callable[[], None]]
     """Return our four ways."""
     import torch
 
-    launches.provide_extension()  # before the import below, which looks for it
-    from bundler.runtime.launch.bundle_kernels import load
-
     stream = torch.cuda.current_stream().cuda_stream
     turns = list(itertools.islice(itertools.cycle(tensors), BATCH))
     found: dict[str, Callable[[], None]] = {}
     for path in launches.PATHS:
-        kernel = load(bundle, driver=launches.open_driver(path))["add"]
+        kernel = _our_kernel(bundle, path)
         handle = kernel.handle(*tensors[0], SIZE, BLOCK=BLOCK)
         handle.launch(*GRID, stream, *tensors[0], SIZE)  # checked, the others are not
 
@@ -289,11 +257,9 @@ def ours(bundle: Any, tensors: list[list[Any]]) -> dict[str, Callable[[], None]]
             for x, y, out in turns:
                 kernel[GRID](x, y, out, SIZE, BLOCK=BLOCK)
 
-        found[OURS[path, "handle"][0]], found[OURS[path, "dispatcher"][0]] = (
-            by_handle,
-            by_dispatcher,
-        )
+        found[OURS[path, "handle"][0]] = by_handle
+        found[OURS[path, "dispatcher"][0]] = by_dispatcher
     return found
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {"cost": cost}
+STEPS: dict[str, Step] = {"cost": cost}

@@ -174,13 +174,11 @@ def _addresses(library: Any, tensor: Any) -> dict[str, float]:
 
     found = find_handles()
     if found is None:
-        return {
-            f"addresses of {TENSORS} tensors, by torch's data_ptr()": (
-                TENSORS * library.data_ptr(tensor, CALLS)
-            )
-        }
-    spent = library.address(found.function, id(tensor) + found.offset, CALLS)
-    return {f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * spent}
+        spent, way = library.data_ptr(tensor, CALLS), "data_ptr()"
+    else:
+        spent = library.address(found.function, id(tensor) + found.offset, CALLS)
+        way = "function of C"
+    return {f"addresses of {TENSORS} tensors, by torch's {way}": TENSORS * spent}
 
 
 def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
@@ -191,10 +189,8 @@ def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
         spent, way = library.tensor(read, tensor, CALLS), "by torch's table"
     else:
         told = (found.device_type, found.device, found.dtype, found.function)
-        spent, way = (
-            library.facts(*told, id(tensor) + found.offset, CALLS),
-            "by torch's functions of C",
-        )
+        spent = library.facts(*told, id(tensor) + found.offset, CALLS)
+        way = "by torch's functions of C"
     return {f"address, device and type of {TENSORS} tensors, {way}": TENSORS * spent}
 
 
@@ -207,20 +203,8 @@ def _compiled(folder: Path) -> Any:
     source, path = folder / "steps.c", folder / "libsteps.so"
     source.write_text(CODE)
     include = sysconfig.get_paths()["include"]
-    subprocess.run(
-        [
-            "gcc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            f"-I{include}",
-            f"-I{HEADERS}",
-            str(source),
-            "-o",
-            str(path),
-        ],
-        check=True,
-    )
+    line = ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{HEADERS}"]
+    subprocess.run([*line, str(source), "-o", str(path)], check=True)
     library = ctypes.PyDLL(str(path))
     for name, kinds in (
         ("place", [ctypes.c_void_p, ctypes.c_long]),

@@ -15,13 +15,11 @@ target is missed.  The raw result goes to docs/results/gpu-launcher.json.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +28,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import cases, client_workloads, launches
-from tools.shared import example_kernels, measurement
-from tools.shared.processes import ROOT, python_path
+from tools.gpu import cases, client_workloads, launches, steps
+from tools.gpu.steps import Row
+from tools.shared import example_kernels, measurement, programs
+from tools.shared.measurement import median, ratios
 
 _MODULE = "tools.gpu.launcher"
-_TIMEOUT_S = 500
 # First calls with our launcher may take this many times those from the warm directory, and a launch
 # what one of Triton's takes.
 MOST_FIRST, MOST_LAUNCH = 1.15, 1.0
@@ -50,40 +48,22 @@ Calls = Callable[[], dict[str, Any]]
 
 def main() -> int:
     """Run everything, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        check=(False, "exit 1 also when a target is missed"),
+        rounds=(3, "fresh processes a way and workload"),
+        only=(",".join(WORKLOADS), f"workloads, of {', '.join(WORKLOADS)}"),
+        captures=(Path, "where captured bundles are, and stay, for other programs"),
+        results=(measurement.RESULTS, "where gpu-launcher.json goes"),
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
-    parser.add_argument(
-        "--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}"
-    )
-    parser.add_argument(
-        "--captures",
-        type=Path,
-        metavar="DIR",
-        help="where captured bundles are, and stay, for other programs",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes"
-    )
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
-        rows: list[dict[str, Any]] = []
         captures = options.captures or Path(folder) / "captures"
-        for row in _all_rows(Path(folder), options.rounds, options.only.split(","), captures):
-            rows.append(row)
-            good = "ok  " if row["ok"] and row["kept"] else "FAIL"
-            print(f"{good}  {row['check']:<60}  {row['found']}", flush=True)
-            # After each row: a machine that is taken away leaves what was found.
-            measurement.save("gpu-launcher", {"rows": rows}, options.results)
-    print(f"\nwritten to {options.results}")
-    return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
+        rows = _all_rows(Path(folder), options.rounds, options.only.split(","), captures)
+        found = steps.told("gpu-launcher", rows, options.results)
+    return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in found) else 1
 
 
-def _all_rows(
-    folder: Path, rounds: int, only: Sequence[str], captures: Path
-) -> Iterator[dict[str, Any]]:
+def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[Row]:
     for name in only:
         captured = captures / f"{name}.tbundle"
         client_workloads.capture(captured, _MODULE, "call", folder, name)
@@ -102,93 +82,63 @@ def _all_rows(
     yield _cost_row(_process(folder, "cost"))
 
 
-def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> dict[str, Any]:
-    return {"check": check, "ok": bool(ok), "kept": bool(kept), "found": found, **facts}
+def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> Row:
+    return measurement.check(check, ok, found if kept else f"MISSED: {found}", kept=kept, **facts)
 
 
 def _workload_rows(
     name: str, recorded: dict[str, Any], runs: dict[str, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+) -> Iterator[Row]:
     errors = {
         way: next((run["error"] for run in done if run.get("error")), "")
         for way, done in runs.items()
     }
     if any(errors.values()):
-        return [
-            _row(f"{name}: {WAYS[way]}", ok=not error, found=error or "fine", runs=runs[way])
-            for way, error in errors.items()
-        ]
-    first = {
-        way: measurement.median([run["first_ms"] for run in done]) for way, done in runs.items()
-    }
-    rows = []
+        for way, error in errors.items():
+            found = error or "fine"
+            yield _row(f"{name}: {WAYS[way]}", ok=not error, found=found, runs=runs[way])
+        return
+    first = {way: median(run["first_ms"] for run in done) for way, done in runs.items()}
     for way, done in runs.items():
         same = all(run["numbers"] == recorded["numbers"] for run in done)
-        builds = max(run["compiler_runs"] for run in done)
-        ratio = first[way] / first["warm"]
-        begun = measurement.median([run["begun_ms"] for run in done])
-        rows.append(
-            _row(
-                f"{name}: {WAYS[way]}",
-                ok=same and (way != "ours" or builds == 0),
-                kept=way != "ours" or ratio <= MOST_FIRST,
-                found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory"
-                + (f" (at most {MOST_FIRST})" if way == "ours" else "")
-                + f"; {builds} runs of gcc; session began in {begun:.0f} ms; "
-                + ("the same numbers" if same else "OTHER NUMBERS")
-                + f" {done[0]['launchers']}",
-                ratio=ratio,
-                runs=done,
-            )
+        builds, begun = max(r["compiler_runs"] for r in done), median(r["begun_ms"] for r in done)
+        ratio, is_ours = first[way] / first["warm"], way == "ours"
+        limit = f" (at most {MOST_FIRST})" if is_ours else ""
+        yield _row(
+            f"{name}: {WAYS[way]}",
+            ok=same and not (is_ours and builds),
+            kept=not is_ours or ratio <= MOST_FIRST,
+            found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory{limit};"
+            f" {builds} runs of gcc; session began in {begun:.0f} ms;"
+            f" {'the same numbers' if same else 'OTHER NUMBERS'} {done[0]['launchers']}",
+            ratio=ratio,
+            runs=done,
         )
-    return rows
 
 
-def _cases_row(folder: Path) -> dict[str, Any]:
+def _cases_row(folder: Path) -> Row:
+    name = "launch cases, both launchers"
     theirs, ours = _process(folder, "cases", "triton"), _process(folder, "cases", "ours")
     if theirs.get("error") or ours.get("error"):
-        return _row(
-            "launch cases, both launchers",
-            ok=False,
-            found=f"{theirs.get('error')}; {ours.get('error')}",
-        )
-    different = [
-        name for name, digest in theirs["numbers"].items() if ours["numbers"].get(name) != digest
-    ]
-    same = (
-        not different
-        and theirs["refused"] == ours["refused"]
-        and ours["launchers"][0] > 0
-        and not ours["launchers"][1]
-    )
-    return _row(
-        "launch cases, both launchers",
-        ok=same,
-        theirs=theirs,
-        ours=ours,
-        found=(
-            f"{len(theirs['numbers'])} cases, the same bits"
-            if same
-            else f"different: {different}; {ours['launchers']}"
-        ),
-    )
+        return _row(name, ok=False, found=f"{theirs.get('error')}; {ours.get('error')}")
+    numbers, launchers = theirs["numbers"], ours["launchers"]
+    different = [case for case, digest in numbers.items() if ours["numbers"].get(case) != digest]
+    same = not different and theirs["refused"] == ours["refused"]
+    same = same and launchers[0] > 0 and not launchers[1]
+    found = f"different: {different}; {launchers}"
+    if same:
+        found = f"{len(numbers)} cases, the same bits"
+    return _row(name, ok=same, theirs=theirs, ours=ours, found=found)
 
 
-def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
+def _cost_row(done: dict[str, Any]) -> Row:
     if done.get("error"):
         return _row("one launch", ok=False, found=done["error"])
-    ours, theirs = measurement.median(done["ours_us"]), measurement.median(done["triton_us"])
-    ratio = measurement.median(
-        [a / b for a, b in zip(done["ours_us"], done["triton_us"], strict=True)]
-    )
-    return _row(
-        "one launch, our launcher",
-        ok=True,
-        kept=ratio <= MOST_LAUNCH,
-        ratio=ratio,
-        **done,
-        found=f"{ours:.2f} us, Triton's {theirs:.2f} us: {ratio:.2f} x (at most {MOST_LAUNCH})",
-    )
+    ours, theirs = done["ours_us"], done["triton_us"]
+    ratio = median(ratios(ours, theirs))
+    found = f"{median(ours):.2f} us, Triton's {median(theirs):.2f} us: {ratio:.2f} x"
+    facts = {"kept": ratio <= MOST_LAUNCH, "found": f"{found} (at most {MOST_LAUNCH})", **done}
+    return _row("one launch, our launcher", ok=True, ratio=ratio, **facts)
 
 
 def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
@@ -198,30 +148,15 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
     warm = folder / f"warm-{words[0]}" if step == "record" or words[-1:] == ("warm",) else None
     cache = warm or Path(tempfile.mkdtemp(prefix="cache-", dir=folder))
     compiler, log = counting_compiler(Path(tempfile.mkdtemp(prefix="cc-", dir=folder)))
-    ours = words[-1:] == ("ours",)
-    env = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
+    variables = {
         "TRITON_CACHE_DIR": str(cache),
         "TRITON_CACHE_AUTOTUNING": "1",
         "CC": compiler,
-        "TRITON_BUNDLER_LAUNCHER": "bundler" if ours else "triton",
+        "TRITON_BUNDLER_LAUNCHER": "bundler" if words[-1:] == ("ours",) else "triton",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
         "GPU_CHECK_BUILD": str(folder / "extensions"),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", _MODULE, step, str(folder), *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        cwd=ROOT,
-    )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
-    found: dict[str, Any] = json.loads(lines[-1])
+    found = steps.process(_MODULE, step, str(folder), *words, environment=variables)
     return {**found, "compiler_runs": len(log.read_text().splitlines()) if log.exists() else 0}
 
 
@@ -264,11 +199,8 @@ def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
 
     torch.zeros(1, device="cuda")
     began = time.perf_counter()
-    session = (
-        None
-        if way == "warm"
-        else bundler.session(f"file://{folder}/store-{name}", "prod", push=None)
-    )
+    store = f"file://{folder}/store-{name}"
+    session = None if way == "warm" else bundler.session(store, "prod", push=None)
     begin_ms = (time.perf_counter() - began) * 1e3
     calls = WORKLOADS[name]()
     torch.cuda.synchronize()
@@ -276,15 +208,15 @@ def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
     numbers = calls()
     torch.cuda.synchronize()
     ended = time.perf_counter()
-    counters = session.counters if session is not None else None
+    launchers = _launchers(session.counters) if session is not None else []
     if session is not None:
         session.close()
-    return {
-        "first_ms": (ended - begun) * 1e3,
-        "begun_ms": begin_ms,
-        "numbers": numbers,
-        "launchers": [counters.launchers, dict(counters.launchers_of_triton)] if counters else [],
-    }
+    times = {"first_ms": (ended - begun) * 1e3, "begun_ms": begin_ms}
+    return {**times, "numbers": numbers, "launchers": launchers}
+
+
+def _launchers(counters: Any) -> list[Any]:
+    return [counters.launchers, dict(counters.launchers_of_triton)]
 
 
 def _cases(folder: Path, way: str) -> dict[str, Any]:
@@ -292,8 +224,7 @@ def _cases(folder: Path, way: str) -> dict[str, Any]:
 
     with bundler.session(f"file://{folder}/store-cases-{way}", push=None) as session:
         found = launches.record(str(folder / f"cases-{way}.tbundle"))
-        counters = session.counters
-    return {**found, "launchers": [counters.launchers, dict(counters.launchers_of_triton)]}
+        return {**found, "launchers": _launchers(session.counters)}
 
 
 def _cost(_folder: Path) -> dict[str, Any]:
@@ -304,7 +235,7 @@ def _cost(_folder: Path) -> dict[str, Any]:
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime.driver import driver
 
-    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.runtime.launch.jit.jit_modules import JitModules
     from bundler.toolchain.driver_modules import driver_modules
 
     x, out = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")
@@ -313,9 +244,8 @@ def _cost(_folder: Path) -> dict[str, Any]:
     answers: list[str | None] = []
     driver_modules.supply(JitModules(answers.append))
     active: Any = driver.active
-    active.utils = (
-        nvidia.CudaUtils()
-    )  # one object, whose functions are ours from now on; `theirs` holds its own
+    # one object, whose functions are ours from now on; `theirs` holds its own
+    active.utils = nvidia.CudaUtils()
     ours = nvidia.CudaLauncher(kernel.src, kernel.metadata)
     if any(answers):
         raise RuntimeError(f"our launcher was not given: {answers}")
@@ -360,23 +290,15 @@ def _examples() -> Calls:
 
 def _workload_cases() -> Calls:
     import torch
-    import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     kernels = launches.load_kernels()
-    triton.set_allocator(
-        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
-    )
+    launches.allocate_scratch()
 
-    def calls() -> dict[str, Any]:
-        return {
-            case.row: launches.digest_of(
-                torch, case, TensorDescriptor, getattr(kernels, case.kernel)
-            )
-            for case in cases.cases(1)
-        }
+    def digest(case: cases.Case) -> str:
+        return launches.digest_of(torch, case, TensorDescriptor, getattr(kernels, case.kernel))
 
-    return calls
+    return lambda: {case.row: digest(case) for case in cases.cases(1)}
 
 
 def _liger() -> Calls:
@@ -424,9 +346,8 @@ def _fla() -> Calls:
         results = {"gla": chunk_gla(q, k, v, gate)[0], "retention": chunk_retention(q, k, v)[0]}
         for result in results.values():
             result.float().sum().backward()
-        return {
-            name: list(result.shape) for name, result in results.items()
-        }  # its tuner may choose otherwise each time
+        # its tuner may choose otherwise each time
+        return {name: list(result.shape) for name, result in results.items()}
 
     return calls
 
@@ -449,9 +370,8 @@ def _keep_first_configs(package: str, count: int = 2) -> None:
 def _digest(tensor: Any) -> str:
     import torch
 
-    return hashlib.sha256(
-        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    ).hexdigest()
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 WORKLOADS: dict[str, Callable[[], Calls]] = {

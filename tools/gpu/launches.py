@@ -16,15 +16,15 @@ from typing import Any
 
 from tools.gpu import cases
 from tools.gpu.cases import Case, Maker
+from tools.gpu.steps import Row, Step
+from tools.shared.measurement import check
 from tools.shared.processes import ROOT
 
 PACKAGE = "bundler.runtime.launch."
 PATHS = ("compiled", "ctypes")
 
 
-def rows(
-    step: Callable[..., dict[str, Any]], folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Record, launch again in a process that never sees Triton, and return a row for each case."""
     bundle = str(folder / "launch.tbundle")
     by_triton = step(folder, "launch-record", bundle, cache=folder / "launch-cache")
@@ -40,39 +40,19 @@ def rows(
             for how in WAYS
         }
         wrong = [f"{way}: {value}" for way, value in got.items() if value != expected]
-        found.append(
-            {
-                "check": f"launch: {name}",
-                "ok": not wrong,
-                "found": "; ".join(wrong)
-                or f"the same bits as Triton's launch, by {len(got)} ways",
-            }
-        )
+        words = "; ".join(wrong) or f"the same bits as Triton's launch, by {len(got)} ways"
+        found.append(check(f"launch: {name}", not wrong, words))
     for name, reason in by_triton["refused"].items():
-        found.append(
-            {
-                "check": f"launch: {name}",
-                "ok": False,
-                "found": f"Triton itself does not launch it: {reason}",
-            }
-        )
+        found.append(check(f"launch: {name}", False, f"Triton itself does not launch it: {reason}"))
     binaries = by_triton["binaries"]
     same = all(ours[path]["binaries"] == binaries for path in PATHS)
-    found.append(
-        {
-            "check": "launch: the binaries are those that Triton launched",
-            "ok": same,
-            "found": f"{len(binaries)} binaries, by digest",
-        }
-    )
     without = [name for path in PATHS for name in ours[path]["imported"]]
-    found.append(
-        {
-            "check": "launch: no compiler in the process",
-            "ok": not without,
-            "found": "triton was not imported" if not without else f"imported: {without}",
-        }
-    )
+    said = f"imported: {without}" if without else "triton was not imported"
+    launched = "launch: the binaries are those that Triton launched"
+    found += [
+        check(launched, same, f"{len(binaries)} binaries, by digest"),
+        check("launch: no compiler in the process", not without, said),
+    ]
     return found, {"launch": {"triton": by_triton, **ours}}
 
 
@@ -81,15 +61,12 @@ def record(path: str) -> dict[str, Any]:
     binaries.
     """
     import torch
-    import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     import bundler
 
     kernels = load_kernels()
-    triton.set_allocator(
-        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
-    )
+    allocate_scratch()
     numbers: dict[str, Any] = {}
     refused: dict[str, str] = {}
     with bundler.recording() as recording:
@@ -155,9 +132,8 @@ class _ByHandle:
                 *arguments, **{name: value for name, value in options.items() if name in names}
             )
             stream = self._driver.stream(self._driver.device())
-            for _ in range(
-                1 if self._kernel.name == "histogram" else 2
-            ):  # the first call is checked, the second is not
+            # the first call is checked, the second is not
+            for _ in range(1 if self._kernel.name == "histogram" else 2):
                 handle.launch(*grid, *[1] * (3 - len(grid)), stream, *values)
 
         return launch
@@ -170,25 +146,21 @@ def digest_of(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
         maker = Maker(torch, device, descriptor)
         arguments = case.arguments(maker)
         torch.cuda.synchronize()
-        if case.where == "stream":
-            with torch.cuda.stream(torch.cuda.Stream()):
-                kernel[case.grid](*arguments, **case.options)
-        else:
+        other = torch.cuda.Stream() if case.where == "stream" else None
+        with torch.cuda.stream(other):
             kernel[case.grid](*arguments, **case.options)
         torch.cuda.synchronize()
-        digest = hashlib.sha256()
-        for index in case.outputs:
-            tensor = getattr(arguments[index], "base", arguments[index])
-            tensor = arguments[index] if isinstance(arguments[index], torch.Tensor) else tensor
-            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        output = arguments[case.output]
+        tensor = output if isinstance(output, torch.Tensor) else output.base
+        data = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()
 
 
 def open_driver(launch_path: str) -> Any:
     """Return a driver for CUDA that takes one of the two launch paths; builds the extension where
     it was not.
     """
-    from bundler.runtime.launch.cuda import CudaDriver
+    from bundler.runtime.launch.drivers.cuda import CudaDriver
 
     if launch_path == "compiled":
         provide_extension()
@@ -198,7 +170,7 @@ def open_driver(launch_path: str) -> Any:
 def provide_extension() -> None:
     """Make our extensions importable: they are in an installed package, but not in the checkout."""
     import bundler.runtime.launch
-    from bundler.runtime.launch.launchers import compiled_type
+    from bundler.runtime.launch.drivers.launchers import compiled_type
 
     if compiled_type() is None:
         folder = Path(os.environ.get("GPU_CHECK_BUILD") or tempfile.mkdtemp(prefix="gpu-check."))
@@ -217,19 +189,24 @@ def build_extension(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     include = sysconfig.get_paths()["include"]
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
-        "setuptools"
-    ]["ext-modules"]
-    for extension in listed:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for extension in project["tool"]["setuptools"]["ext-modules"]:
         if extension["name"].startswith(PACKAGE):
+            name = extension["name"].removeprefix(PACKAGE)
             sources = [str(ROOT / source) for source in extension["sources"]]
-            path = folder / (
-                extension["name"].removeprefix(PACKAGE) + sysconfig.get_config_var("EXT_SUFFIX")
-            )
-            subprocess.run(
-                ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(path)],
-                check=True,
-            )
+            line = ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o"]
+            path = folder / (name + sysconfig.get_config_var("EXT_SUFFIX"))
+            subprocess.run([*line, str(path)], check=True)
+
+
+def allocate_scratch() -> None:
+    """Give Triton's kernels the memory that they ask for at a launch."""
+    import torch
+    import triton
+
+    triton.set_allocator(
+        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
+    )
 
 
 def load_kernels() -> ModuleType:
@@ -239,4 +216,4 @@ def load_kernels() -> ModuleType:
     return kernels
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {"launch-record": record, "launch-static": static}
+STEPS: dict[str, Step] = {"launch-record": record, "launch-static": static}

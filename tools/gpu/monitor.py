@@ -14,7 +14,6 @@ Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-mo
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -23,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import client_workloads, replay
-from tools.shared import measurement
+from tools.gpu import client_workloads, replay, steps
+from tools.gpu.steps import Row
+from tools.shared import measurement, programs
 from tools.shared.vllm_monitor import lay_out_monitor
 
 _MODULE = "tools.gpu.monitor"
@@ -42,49 +42,30 @@ class Monitor(replay.Witness):
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        monitor=(Path, "vllm/utils/jit_monitor.py of the wheel"),
+        only=("", "workloads, separated by commas: examples, liger, fla"),
+        captures=(Path, "where captured bundles are, and stay, for other programs"),
+        results=(measurement.RESULTS, "where gpu-monitor.json goes"),
     )
-    parser.add_argument(
-        "--monitor",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="vllm/utils/jit_monitor.py of the wheel",
-    )
-    parser.add_argument(
-        "--only", default="", metavar="NAME,...", help="workloads: examples, liger, fla"
-    )
-    parser.add_argument(
-        "--captures",
-        type=Path,
-        metavar="DIR",
-        help="where captured bundles are, and stay, for other programs",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-monitor.json goes"
-    )
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as folder:
-        package = lay_out_monitor(Path(folder) / "package", options.monitor)
-        captures = options.captures or Path(folder) / "captures"
-        rows: list[dict[str, Any]] = []
-        for name in (
-            filter(None, options.only.split(",")) if options.only else client_workloads.available()
-        ):
-            for row in check(Path(folder) / name, name, package, captures / f"{name}.tbundle"):
-                rows.append(row)
-                print(
-                    f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}",
-                    flush=True,
-                )
-                # After each row: a machine that is taken away leaves what was found.
-                measurement.save("gpu-monitor", {"rows": rows}, options.results)
-    print(f"\nwritten to {options.results}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    if options.monitor is None:
+        raise SystemExit("--monitor is missing: the file jit_monitor.py of vLLM's wheel")
+    names = [*filter(None, options.only.split(","))] or [*client_workloads.available()]
+    with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as name:
+        folder = Path(name)
+        package = lay_out_monitor(folder / "package", options.monitor)
+        captures = options.captures or folder / "captures"
+        rows = (
+            row
+            for name in names
+            for row in check(folder / name, name, package, captures / f"{name}.tbundle")
+        )
+        found = steps.told("gpu-monitor", rows, options.results)
+    return 0 if all(row["ok"] for row in found) else 1
 
 
-def check(folder: Path, workload: str, package: Path, captured: Path) -> Iterator[dict[str, Any]]:
+def check(folder: Path, workload: str, package: Path, captured: Path) -> Iterator[Row]:
     """Record a workload in one process, serve it in others."""
     folder.mkdir()
     client_workloads.capture(captured, _MODULE, "call", folder, workload, "")
@@ -95,17 +76,14 @@ def check(folder: Path, workload: str, package: Path, captured: Path) -> Iterato
 
     recorded = run("record")
     yield replay.row(f"{workload}: recorded", recorded, ok=recorded["error"] == "")
-    for witness, words in (
-        ("hook", "a hook that raises"),
-        ("monitor", "vLLM's monitor in error mode"),
-    ):
+    witnesses = {"hook": "a hook that raises", "monitor": "vLLM's monitor in error mode"}
+    for witness, words in witnesses.items():
         done = run("replay", witness)
         silent = done["error"] == "" and done["launches"] >= replay.CALLS
         yield replay.row(f"{workload}: replayed, {words}", done, ok=silent)
     restored = run("restore", "monitor")
-    yield replay.row(
-        f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"]
-    )
+    alone = f"{workload}: restored alone, the monitor raises"
+    yield replay.row(alone, restored, ok=_RAISED in restored["error"])
 
 
 def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:

@@ -17,18 +17,16 @@ to docs/results/gpu-moved.json.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import row_report
+from tools.gpu import steps
+from tools.gpu.steps import Row
 from tools.shared import example_kernels
-from tools.shared.processes import ROOT, python_path
+from tools.shared.measurement import check
 
-_TIMEOUT_S = 300
 _BODY = "0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))"
 _HELPER = f"@triton.jit\ndef gelu_of(x):\n    return {_BODY}\n\n\n"
 _KERNELS = 8
@@ -36,39 +34,33 @@ _KERNELS = 8
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    return row_report.run("gpu-moved", __doc__, check_all)
+    return steps.run("gpu-moved", __doc__, check_all)
 
 
-def check_all(folder: Path) -> list[dict[str, Any]]:
+def check_all(folder: Path) -> Iterator[Row]:
     """Record in one process, launch what moved in others."""
     write_kernels(folder)
     recorded = process(folder, "recorded", "recorded")
+    yield row("recorded where the kernels were", recorded, recorded["compiles"] > 0)
     fresh = process(folder, "fresh", "moved")
-    rows = [
-        row("recorded where the kernels were", recorded, recorded["compiles"] > 0),
-        row("moved, compiled afresh: same bits", fresh, fresh["compiles"] > 0, recorded),
-    ]
-    ways = {
-        "session by key, moved=True": "key",
-        "session by tag, TRITON_BUNDLER_MOVED=1": "tag",
-        "restore(moved=True)": "restore",
-        "replay(moved=True)": "replay",
-    }
-    for words, step in ways.items():
+    yield row("moved, compiled afresh: same bits", fresh, fresh["compiles"] > 0, recorded)
+    for words, step in (
+        ("session by key, moved=True", "key"),
+        ("session by tag, TRITON_BUNDLER_MOVED=1", "tag"),
+        ("restore(moved=True)", "restore"),
+        ("replay(moved=True)", "replay"),
+    ):
         done = process(folder, step, "moved")
         silent = done["compiles"] == 0 and done["moved"] >= _KERNELS
-        rows.append(row(f"{words}: nothing compiled, same bits", done, silent, fresh))
+        yield row(f"{words}: nothing compiled, same bits", done, silent, fresh)
     changed = process(folder, "key", "changed")
     only_one = changed["compiles"] == 1 and changed["moved"] >= _KERNELS - 1
-    rows.append(row("the code of one function changed: that one is compiled", changed, only_one))
+    yield row("the code of one function changed: that one is compiled", changed, only_one)
     asserting = process(folder, "asserts", "moved")
-    rows.append(row("asserts that tell lines: compiled", asserting, asserting["compiles"] > 0))
-    return rows
+    yield row("asserts that tell lines: compiled", asserting, asserting["compiles"] > 0)
 
 
-def row(
-    check: str, done: dict[str, Any], ok: bool, like: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def row(what: str, done: dict[str, Any], ok: bool, like: dict[str, Any] | None = None) -> Row:
     """Return a row of the table of what a process did; `like` has the results that it
     should have.
     """
@@ -76,7 +68,7 @@ def row(
     found = f"{done['compiles']} compiles, {done['hits']} hits, {done['moved']} moved"
     if like is not None:
         found += f"; {'equal' if same else 'DIFFERENT'} bits of {len(done['bits'] or ())} results"
-    return {"check": check, "ok": ok and same, **done, "found": f"{found} {done['error'][:120]}"}
+    return {**done, **check(what, ok and same, f"{found} {done['error'][:120]}")}
 
 
 def write_kernels(folder: Path) -> None:
@@ -95,28 +87,14 @@ def write_kernels(folder: Path) -> None:
 
 def process(folder: Path, step: str, kernels: str) -> dict[str, Any]:
     """Run one step in a process with an empty cache; returns what it printed last."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
+    variables = {
         "TRITON_CACHE_DIR": str(folder / f"cache-{step}-{kernels}"),
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
         "TRITON_BUNDLER_MOVED": "1" if step == "tag" else "0",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.gpu.moved", step, str(folder), kernels],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        cwd=ROOT,
-    )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
-    error = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    return {"bits": None, "compiles": -1, "hits": -1, "moved": -1, "error": error}
+    nothing = {"bits": None, "compiles": -1, "hits": -1, "moved": -1}
+    words = (step, str(folder), kernels)
+    return nothing | steps.process("tools.gpu.moved", *words, environment=variables)
 
 
 class Listener:

@@ -10,7 +10,6 @@ status 1 when any differs; the result goes to docs/results/gpu-occupancy.json.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import subprocess
 import sys
@@ -21,35 +20,28 @@ from typing import Any
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.tuning.block_occupancy import block_occupancy
-from tools.shared import measurement
+from bundler.runtime.tuning.occupancy import block_occupancy
+from tools.gpu.steps import TIMEOUT_S, bundler_command
+from tools.shared import measurement, programs
 from tools.shared.processes import ROOT
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MAX_DYNAMIC_SHARED = 75, 76, 8
-_BUILD_TIMEOUT_S = 300
+_ASK = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
 
 
 def main() -> int:
     """Compare every kernel, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__, results=(measurement.RESULTS, "where gpu-occupancy.json goes")
     )
     parser.add_argument("bundles", nargs="*", type=Path)
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where gpu-occupancy.json goes"
-    )
     options = parser.parse_args()
     cuda, arch = _device()
     with tempfile.TemporaryDirectory(prefix="gpu-occupancy.") as folder:
-        rows = [
-            row
-            for path in options.bundles or [_built(Path(folder), arch)]
-            for row in _rows(cuda, path, arch)
-        ]
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {row['found']}")
-    print(f"\nwritten to {measurement.save('gpu-occupancy', {'rows': rows}, options.results)}")
-    return 0 if rows and all(row["ok"] for row in rows) else 1
+        bundles = options.bundles or [_built(Path(folder), arch)]
+        rows = [row for path in bundles for row in _rows(cuda, path, arch)]
+    wrong = measurement.report("gpu-occupancy", {"rows": rows}, options.results)
+    return 1 if wrong or not rows else 0
 
 
 def _device() -> tuple[Any, str]:
@@ -64,19 +56,9 @@ def _device() -> tuple[Any, str]:
 
 
 def _built(folder: Path, arch: str) -> Path:
-    path = folder / "examples.tbundle"
-    words = [
-        sys.executable,
-        "-m",
-        "bundler",
-        "build",
-        str(ROOT / "examples" / "kernels.py"),
-        "--target",
-        f"cuda:{arch}",
-        "-o",
-        str(path),
-    ]
-    subprocess.run(words, check=True, timeout=_BUILD_TIMEOUT_S, stdout=subprocess.DEVNULL, cwd=ROOT)
+    path, kernels = folder / "examples.tbundle", ROOT / "examples" / "kernels.py"
+    words = ("build", kernels, "--target", f"cuda:{arch}", "-o", path)
+    bundler_command(*words, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)
     return path
 
 
@@ -90,48 +72,33 @@ def _rows(cuda: Any, path: Path, arch: str) -> list[dict[str, Any]]:
 
 
 def _row(cuda: Any, bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
-    binary = bytes(bundle.read(kernel.binary))
-    taken = read_resources(binary, kernel.spec.entry)
-    ours = block_occupancy(
-        kernel.target,
-        kernel.spec.num_warps,
-        taken.registers,
-        taken.shared_bytes,
-        kernel.spec.shared_bytes,
-    )
-    module, function, blocks = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    _check(cuda.cuModuleLoadData(ctypes.byref(module), binary), "cuModuleLoadData")
-    _check(
-        cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.spec.entry.encode()),
-        "cuModuleGetFunction",
-    )
-    _check(
-        cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.spec.shared_bytes),
-        "cuFuncSetAttribute",
-    )
-    threads, shared = (
-        kernel.spec.num_warps * kernel.target.warp_size,
-        ctypes.c_size_t(kernel.spec.shared_bytes),
-    )
-    _check(
-        cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(blocks), function, threads, shared
-        ),
-        "cuOccupancy…",
-    )
-    _check(cuda.cuModuleUnload(module), "cuModuleUnload")
-    told = ours.blocks if ours is not None else None
+    binary, spec = bytes(bundle.read(kernel.binary)), kernel.spec
+    taken = read_resources(binary, spec.entry)
+    resources = (spec.num_warps, taken.registers, taken.shared_bytes, spec.shared_bytes)
+    ours = block_occupancy(kernel.target, *resources)
+    blocks = _blocks(cuda, binary, spec, spec.num_warps * kernel.target.warp_size)
+    told, limit = (ours.blocks, ours.limit) if ours is not None else (None, "what is not known")
+    needs = f"{spec.num_warps} warps, {taken.registers} registers, {spec.shared_bytes} bytes shared"
     return {
-        "work": (
-            f"{kernel.name}, {kernel.spec.num_warps} warps, {taken.registers} registers,"
-            f" {kernel.spec.shared_bytes} bytes shared"
-        ),
-        "ok": told == blocks.value,
-        "found": (
-            f"{told} blocks, the driver says {blocks.value}; held back by"
-            f" {ours.limit if ours is not None else 'what is not known'}"
-        ),
+        "work": f"{kernel.name}, {needs}",
+        "ok": told == blocks,
+        "found": f"{told} blocks, the driver says {blocks}; held back by {limit}",
     }
+
+
+def _blocks(cuda: Any, binary: bytes, spec: Any, threads: int) -> int:
+    """Return how many blocks of a kernel the driver says that fit."""
+    module, function, blocks = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    shared = ctypes.c_size_t(spec.shared_bytes)
+    for name, words in (
+        ("cuModuleLoadData", (ctypes.byref(module), binary)),
+        ("cuModuleGetFunction", (ctypes.byref(function), module, spec.entry.encode())),
+        ("cuFuncSetAttribute", (function, _MAX_DYNAMIC_SHARED, spec.shared_bytes)),
+        (_ASK, (ctypes.byref(blocks), function, threads, shared)),
+        ("cuModuleUnload", (module,)),
+    ):
+        _check(getattr(cuda, name)(*words), name)
+    return blocks.value
 
 
 def _check(status: int, what: str) -> None:

@@ -14,19 +14,17 @@ Exit status 1 when any row is wrong. The raw result goes to docs/results/gpu-rep
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import row_report
+from tools.gpu import steps
+from tools.gpu.steps import Row
 from tools.shared import example_kernels
-from tools.shared.processes import ROOT, python_path
+from tools.shared.measurement import check
 
-_TIMEOUT_S = 300
 # Calls of a server after it was armed.
 CALLS = 100
 
@@ -63,57 +61,41 @@ class Witness:
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    return row_report.run("gpu-replay", __doc__, check_all)
+    return steps.run("gpu-replay", __doc__, check_all)
 
 
-def check_all(folder: Path) -> list[dict[str, Any]]:
+def check_all(folder: Path) -> Iterator[Row]:
     """Record in one process, serve in others."""
     recorded = process(folder, "record")
-    serving = {
-        "replayed into kernels that are there": "present",
-        "replayed before the kernels are imported": "later",
-        "a session with replay=True, strict mode armed": "session",
-    }
-    rows = [row("recorded", recorded, recorded["error"] == "")]
-    for words, step in serving.items():
+    yield row("recorded", recorded, recorded["error"] == "")
+    for words, step in (
+        ("replayed into kernels that are there", "present"),
+        ("replayed before the kernels are imported", "later"),
+        ("a session with replay=True, strict mode armed", "session"),
+    ):
         done = process(folder, step)
         silent = done["error"] == "" and not done["listened"] and not done["benchmarks"]
         same = done["numbers"] is not None and done["numbers"] == recorded["numbers"]
-        rows.append(row(words, done, silent and same and done["launches"] >= CALLS))
+        yield row(words, done, silent and same and done["launches"] >= CALLS)
     restored = process(folder, "restored")
-    rows.append(
-        row(
-            "restored alone: the hook fires",
-            restored,
-            "jit_post_compile_hook fired" in restored["error"],
-        )
-    )
-    rows.append(_first_rounds(folder))
-    return rows
-
-
-def _first_rounds(folder: Path) -> dict[str, Any]:
-    """Return a row with the time of the first round of calls, replayed and only restored, without
-    the hook.
-    """
+    fired = "jit_post_compile_hook fired" in restored["error"]
+    yield row("restored alone: the hook fires", restored, fired)
+    # The time of the first round of calls, without the hook.
     replayed, restored = (process(folder, step, "unarmed") for step in ("present", "restored"))
     figures = {"replayed_ms": replayed["first_ms"], "restored_ms": restored["first_ms"]}
-    known = all(figures.values())
-    found = (
-        f"{figures['replayed_ms']:.1f} ms, restored alone {figures['restored_ms']:.1f} ms"
-        if known
-        else "failed"
-    )
-    return {"check": "first round of all kernels, replayed", "ok": known, "found": found, **figures}
+    known, found = all(figures.values()), "failed"
+    if known:
+        found = "{replayed_ms:.1f} ms, restored alone {restored_ms:.1f} ms".format_map(figures)
+    yield check("first round of all kernels, replayed", known, found, **figures)
 
 
-def row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
+def row(what: str, done: dict[str, Any], ok: bool) -> Row:
     """Return a row of the table of what a process did."""
     found = (
         f"{done['launches']} launches, {done['listened']} compiles or hits, {done['benchmarks']}"
         f" benchmarks; {done['report']} {done['error'][:120]}"
     )
-    return {"check": check, "ok": bool(ok), **done, "found": found.strip()}
+    return {**done, **check(what, ok, found.strip())}
 
 
 def process(
@@ -127,36 +109,19 @@ def process(
         module: of the step.
         path: a folder to put on the child's path.
     """
-    cache = folder / "-".join(["cache", step, *words])
-    search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
-    env = {
-        **os.environ,
-        "PYTHONPATH": search,
-        "TRITON_CACHE_DIR": str(cache),
+    variables = {
+        "TRITON_CACHE_DIR": str(folder / "-".join(["cache", step, *words])),
         "TRITON_CACHE_AUTOTUNING": "1",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", module, step, str(folder), *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        cwd=ROOT,
-    )
-    nothing = {
-        "numbers": None,
-        "listened": -1,
-        "benchmarks": -1,
-        "launches": 0,
-        "report": "",
-        "first_ms": None,
-        "replay_ms": None,
-        "error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1],
-    }
-    lines = done.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if done.returncode == 0 and lines else nothing
+    line = (step, str(folder), *words)
+    return _told() | steps.process(module, *line, environment=variables, path=path)
+
+
+def _told(**found: Any) -> dict[str, Any]:
+    """Return what a step found, and of the rest that it is not known."""
+    nothing = {"numbers": None, "listened": -1, "benchmarks": -1, "launches": 0, "report": ""}
+    return {**nothing, "first_ms": None, "replay_ms": None, "error": "", **found}
 
 
 def serve(
@@ -196,16 +161,16 @@ def serve(
             numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
     except Exception as problem:  # noqa: BLE001  # the row shows it
         error = f"{type(problem).__name__}: {problem}"
-    return {
-        "numbers": numbers,
-        "listened": witness.listened,
-        "benchmarks": witness.benchmarks,
-        "launches": launches,
-        "report": report,
-        "first_ms": first_ms,
-        "replay_ms": milliseconds,
-        "error": error,
-    }
+    return _told(
+        numbers=numbers,
+        listened=witness.listened,
+        benchmarks=witness.benchmarks,
+        launches=launches,
+        report=report,
+        first_ms=first_ms,
+        replay_ms=milliseconds,
+        error=error,
+    )
 
 
 def _first_use_of_the_gpu() -> None:
@@ -232,16 +197,8 @@ def record(folder: Path, load: Callable[[], Any] = example_kernels.load) -> dict
     with recording.collect() as bundle:
         bundle.save(folder / "recorded.tbundle")
         report = repr(bundle)
-    return {
-        "numbers": numbers,
-        "listened": recording.report.compiles,
-        "benchmarks": -1,
-        "launches": len(out),
-        "report": report,
-        "first_ms": None,
-        "replay_ms": None,
-        "error": "",
-    }
+    compiles = recording.report.compiles
+    return _told(numbers=numbers, listened=compiles, launches=len(out), report=report)
 
 
 def _step(step: str, where: str, *words: str) -> dict[str, Any]:
@@ -265,16 +222,10 @@ def _step(step: str, where: str, *words: str) -> dict[str, Any]:
         assert begun.replayed is not None
         return repr(begun.replayed), begun.replayed.milliseconds
 
-    armed = not words
-    match step:
-        case "record":
-            return record(folder)
-        case "restored":
-            return serve(restore, late=False, armed=armed)
-        case "session":
-            return serve(session, late=False, armed=armed)
-        case _:
-            return serve(replay, late=step == "later", armed=armed)
+    if step == "record":
+        return record(folder)
+    before = {"restored": restore, "session": session}.get(step, replay)
+    return serve(before, late=step == "later", armed=not words)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import row_report
+from tools.gpu import steps
+from tools.gpu.steps import Row
 from tools.shared import example_kernels, measurement
+from tools.shared.measurement import check
 from tools.shared.processes import python_path
 
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
-_TIMEOUT_S = 300
 _RESTORE = (
     "import bundler, sys; print(len(bundler.restore(sys.argv[1], sys.argv[2],"
     " trust='code').companions))"
@@ -45,41 +47,32 @@ recording.collect().save(bundle)
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    return row_report.run("gpu-slim", __doc__, check_all)
+    return steps.run("gpu-slim", __doc__, check_all)
 
 
-def check_all(folder: Path) -> list[dict[str, Any]]:
-    """Run the program cold with a compiler, then in three ways without one."""
+def check_all(folder: Path) -> Iterator[Row]:
+    """Run the program cold with a compiler, then in four ways without one."""
     ours = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
     managed = {**ours, "TRITON_BUNDLER_LAUNCHER": "triton"}
     cold = run(folder, "cold", managed)
+    yield _row("cold, with a compiler", cold, _well(cold) and cold["report"]["compiles"] > 0)
     bundle = folder / "recorded.tbundle"
     recorded = run(folder, "recorded", {}, record=bundle)
+    yield _row("recorded, with a compiler", recorded, _well(recorded))
     slim = without_compilers(folder)
-    trusting = run(folder, "trusting", {**managed, **slim, "TRITON_BUNDLER_TRUST": "code"})
-    restored = folder / "cache-restored"
-    python("-c", _RESTORE, str(bundle), str(restored), env={})
+    found = run(folder, "trusting", {**managed, **slim, "TRITON_BUNDLER_TRUST": "code"})
+    same = _same(found, cold) and not found["report"]["compiles"]
+    yield _row("no compiler, cache manager, trust='code'", found, same)
+    python("-c", _RESTORE, str(bundle), str(folder / "cache-restored"), env={})
     # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no
     # bundle.
-    replayed = run(folder, "restored", without_compilers(folder, "file"))
-    distrusting = run(folder, "distrusting", {**managed, **slim})
-    launched = run(folder, "launched", {**ours, **slim})
-    return [
-        _row("cold, with a compiler", cold, cold["status"] == 0 and cold["report"]["compiles"] > 0),
-        _row("recorded, with a compiler", recorded, recorded["status"] == 0),
-        _row(
-            "no compiler, cache manager, trust='code'",
-            trusting,
-            _same(trusting, cold) and not trusting["report"]["compiles"],
-        ),
-        _row("no compiler, restored with trust='code'", replayed, _same(replayed, cold)),
-        _row("no compiler, without trust, our launcher", launched, _same(launched, cold)),
-        _row(
-            "no compiler, without trust, Triton's launcher: it asks for one",
-            distrusting,
-            "C compiler" in distrusting["error"],
-        ),
-    ]
+    found = run(folder, "restored", without_compilers(folder, "file"))
+    yield _row("no compiler, restored with trust='code'", found, _same(found, cold))
+    found = run(folder, "launched", {**ours, **slim})
+    yield _row("no compiler, without trust, our launcher", found, _same(found, cold))
+    found = run(folder, "distrusting", {**managed, **slim})
+    asked = "no compiler, without trust, Triton's launcher: it asks for one"
+    yield _row(asked, found, "C compiler" in found["error"])
 
 
 def run(
@@ -120,7 +113,7 @@ def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=_TIMEOUT_S,
+        timeout=steps.TIMEOUT_S,
     )
 
 
@@ -138,20 +131,17 @@ def without_compilers(folder: Path, *programs: str) -> dict[str, str]:
     return {**refusing, "PATH": str(path)}
 
 
+def _well(found: dict[str, Any]) -> bool:
+    return bool(found["status"] == 0)
+
+
 def _same(found: dict[str, Any], cold: dict[str, Any]) -> bool:
-    return (
-        found["status"] == 0
-        and found["numbers"] is not None
-        and found["numbers"] == cold["numbers"]
-    )
+    numbers = found["numbers"]
+    return _well(found) and numbers is not None and bool(numbers == cold["numbers"])
 
 
-def _row(check: str, found: dict[str, Any], ok: bool) -> dict[str, Any]:
+def _row(what: str, found: dict[str, Any], ok: bool) -> Row:
     report = found["report"]
     counts = f"{report['compiles']} compiles, {report['hits']} hits, " if report else ""
-    return {
-        "check": check,
-        "ok": bool(ok),
-        "found": f"{counts}status {found['status']} {found['error'][:80]}".strip(),
-        **found,
-    }
+    said = f"{counts}status {found['status']} {found['error'][:80]}".strip()
+    return check(what, ok, said, **found)

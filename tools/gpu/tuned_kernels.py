@@ -9,31 +9,15 @@ which configs it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import triton
 import triton.language as tl
 
+from tools.gpu.kernels import add, softmax
+
 SEED = 7
-
-
-@triton.jit
-def add(x, y, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(
-        out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask
-    )
-
-
-@triton.jit
-def softmax(x, out, stride, columns, BLOCK: tl.constexpr):
-    row, offsets = tl.program_id(0), tl.arange(0, BLOCK)
-    mask = offsets < columns
-    value = tl.load(x + row * stride + offsets, mask=mask, other=-float("inf"))
-    numerator = tl.exp(value - tl.max(value, axis=0))
-    tl.store(out + row * stride + offsets, numerator / tl.sum(numerator, axis=0), mask=mask)
 
 
 @triton.jit
@@ -114,7 +98,7 @@ class Tuned:
     grid: Callable[[Any], tuple[int, ...]]
     arguments: Callable[[Any], list[Any]]
     output: int
-    constants: dict[str, Any]
+    constants: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -124,57 +108,39 @@ class Tuned:
 
 def tuned() -> tuple[Tuned, ...]:
     """Return vector add, softmax, layer norm, fp16 matmul and the two passes of a reduction."""
+    long = 1 << 25
+
+    def vectors(t: Any) -> list[Any]:
+        return [_random(t, long), _random(t, long), _empty(t, long), long]
+
+    def rows(_meta: Any) -> tuple[int, ...]:
+        return (8192,)
+
+    def tiles(meta: Any) -> tuple[int, ...]:
+        return meta["m"] // meta["BLOCK_M"], meta["n"] // meta["BLOCK_N"]
+
+    def halves(t: Any) -> list[Any]:
+        out = t.empty(4096, 4096, dtype=t.float16, device="cuda")
+        return [_half(t, 4096, 4096), _half(t, 4096, 4096), out, 4096, 4096, 4096]
+
+    def matrix(t: Any, *more: Any) -> list[Any]:
+        return [_random(t, 8192, 4000), *more, _empty(t, 8192, 4000), 4000, 4000]
+
+    wide = (256, 512, 1024, 2048, 4096)
     return (
+        Tuned(add, _blocks(wide, (4, 8)), ("n",), _over("n"), vectors, 2),
         Tuned(
-            add,
-            _blocks((256, 512, 1024, 2048, 4096), (4, 8)),
-            ("n",),
-            _over("n"),
-            lambda t: [_random(t, 1 << 25), _random(t, 1 << 25), _empty(t, 1 << 25), 1 << 25],
-            2,
-            {},
-        ),
-        Tuned(
-            softmax,
-            _warps((1, 2, 4, 8, 16, 32)),
-            ("columns",),
-            lambda _meta: (8192,),
-            lambda t: [_random(t, 8192, 4000), _empty(t, 8192, 4000), 4000, 4000],
-            1,
-            {"BLOCK": 4096},
+            softmax, _warps((1, 2, 4, 8, 16, 32)), ("columns",), rows, matrix, 1, {"BLOCK": 4096}
         ),
         Tuned(
             layer_norm,
-            _blocks((256, 512, 1024, 2048, 4096), (2, 4, 8)),
+            _blocks(wide, (2, 4, 8)),
             ("columns",),
-            lambda _meta: (8192,),
-            lambda t: [
-                _random(t, 8192, 4000),
-                _random(t, 4000),
-                _empty(t, 8192, 4000),
-                4000,
-                4000,
-                1e-5,
-            ],
+            rows,
+            lambda t: [*matrix(t, _random(t, 4000)), 1e-5],
             2,
-            {},
         ),
-        Tuned(
-            matmul,
-            _tiles(),
-            ("m", "n", "k"),
-            lambda meta: (meta["m"] // meta["BLOCK_M"], meta["n"] // meta["BLOCK_N"]),
-            lambda t: [
-                _half(t, 4096, 4096),
-                _half(t, 4096, 4096),
-                t.empty(4096, 4096, dtype=t.float16, device="cuda"),
-                4096,
-                4096,
-                4096,
-            ],
-            2,
-            {},
-        ),
+        Tuned(matmul, _tiles(), ("m", "n", "k"), tiles, halves, 2),
         Tuned(
             partial_sums,
             _blocks((512, 1024, 2048, 4096, 8192), (4, 8)),
@@ -182,7 +148,6 @@ def tuned() -> tuple[Tuned, ...]:
             lambda _meta: (2112,),
             lambda t: [_random(t, 1 << 26), _empty(t, 2112), 1 << 26, 2112],
             1,
-            {},
         ),
         Tuned(
             whole_sum,
@@ -191,7 +156,6 @@ def tuned() -> tuple[Tuned, ...]:
             lambda _meta: (1,),
             lambda t: [_random(t, 1 << 18), _empty(t, 1), 1 << 18],
             1,
-            {},
         ),
     )
 

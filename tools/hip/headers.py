@@ -15,7 +15,6 @@ status 1 when something differs.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import hashlib
 import json
@@ -25,35 +24,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundler.runtime.launch import hip_api, launchers
-from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
-from tools.shared import measurement
+from bundler.runtime.launch.drivers import hip_api, launchers
+from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
+from tools.shared import measurement, programs
+from tools.shared.processes import ROOT, command, python_path
+from tools.shared.wheel_files import fetched, unpack
 
 # The structures that we read and write, and the members whose places count.
 _STRUCTURES = {
     "hipDeviceProp_tR0600": ("gcnArchName",),
     "hipPointerAttribute_t": (
-        "type",
-        "device",
-        "devicePointer",
-        "hostPointer",
-        "isManaged",
-        "allocationFlags",
+        *("type", "device", "devicePointer", "hostPointer", "isManaged", "allocationFlags"),
     ),
     "hipLaunchAttribute": ("id", "val"),
     "HIP_LAUNCH_CONFIG": (
-        "gridDimX",
-        "blockDimX",
-        "sharedMemBytes",
-        "hStream",
-        "attrs",
-        "numAttrs",
+        *("gridDimX", "blockDimX", "sharedMemBytes", "hStream", "attrs", "numAttrs"),
     ),
 }
 # The bytes of the one string that we read, and what we have more room for than is needed.
@@ -66,29 +56,17 @@ _LAUNCHES = {
     hip_api.LAUNCH_EXTENDED: [8, 8, 8, 8],
 }
 _BEGIN = "#include <hip/hip_runtime_api.h>\n#include <stddef.h>\n#include <stdio.h>\n"
-_HANDLES = {
-    "hipModule_t",
-    "hipFunction_t",
-    "hipStream_t",
-    "hipDeviceptr_t",
-    "size_t",
-    "unsigned long",
-}
+_HANDLES = {f"hip{name}_t" for name in ("Module", "Function", "Stream", "Deviceptr")}
+_WIDE = {*_HANDLES, "size_t", "unsigned long"}
 RESULT = "hip-headers"
 # A library may lack these: HIP had no such launch before 7.0, and kernels with clusters are then
 # refused by name.
 OPTIONAL = (hip_api.LAUNCH_EXTENDED, "HIP_LAUNCH_CONFIG", "hipLaunchAttribute")
 _CLUSTER = hip_api.NAMES["CLUSTER_DIMENSION"]
+_PLATFORMS = ("_2_28", "_2_27", "2014", "_2_17")
 _WHEELS = (
-    "--no-deps",
-    "--only-binary=:all:",
-    "--python-version=3.11",
-    "--implementation=cp",
-    "--abi=cp311",
-    "--platform=manylinux_2_28_x86_64",
-    "--platform=manylinux_2_27_x86_64",
-    "--platform=manylinux2014_x86_64",
-    "--platform=manylinux_2_17_x86_64",
+    *("--python-version=3.11", "--implementation=cp", "--abi=cp311"),
+    *(f"--platform=manylinux{glibc}_x86_64" for glibc in _PLATFORMS),
 )
 
 
@@ -203,28 +181,16 @@ def _of_hip_python(folder: Path) -> Declared:
     module, declared = (
         ("rocm.bindings.hip", "rocm/bindings/cyhip.pxd") if is_new else ("hip.hip", "hip/chip.pxd")
     )
-    told = subprocess.run(
-        [sys.executable, "-m", "tools.hip.hip_python", module, json.dumps(sorted(own.numbers))],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
-        },
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    search = {"PYTHONPATH": os.pathsep.join([str(folder), python_path()])}
+    line = command("tools.hip.hip_python", module, json.dumps(sorted(own.numbers)))
+    told = subprocess.check_output(line, env={**os.environ, **search}, cwd=ROOT, text=True)
     found = Declared(**json.loads(told))
     text = (folder / declared).read_text()
     for function in own.arguments:
         # The package calls this one by the name that the headers' macro replaces.
         types = _argument_types(text, function.removesuffix("R0600"))
         if types is not None:
-            found.arguments[function] = [
-                8 if "*" in kind or kind in _HANDLES else 4 for kind in types
-            ]
+            found.arguments[function] = [8 if "*" in kind or kind in _WIDE else 4 for kind in types]
     return found
 
 
@@ -275,40 +241,30 @@ class Source:
     beside: tuple[Source, ...] = ()
 
 
+_CORE = Source(
+    *("7.15", "rocm-bindings-core", "10.0.0.0.1.2"),
+    "943da68c125cbc7f9ecdc8106241881ae29b36fd6b20e62ac0a7bc2782a41041",
+)
 SOURCES = (
     Source(
-        "7.1", "triton", "3.7.1", "6744957e9fd610a29680ec2346057d0c86948ed3812468670719f391e94b44a5"
+        *("7.1", "triton", "3.7.1"),
+        "6744957e9fd610a29680ec2346057d0c86948ed3812468670719f391e94b44a5",
     ),
     Source(
-        "6.4",
-        "hip-python",
-        "6.4.4.555.40",
+        *("6.4", "hip-python", "6.4.4.555.40"),
         "39f374c750b1da33a2a726006d15f171348f7c2fc4a722ce37f7ed5fbd493821",
     ),
     Source(
-        "7.2",
-        "hip-python",
-        "7.2.2.562.43",
+        *("7.2", "hip-python", "7.2.2.562.43"),
         "631890c8f3a67901a0d2d0856f74815085818625570e010d0c56ea2ab10b1236",
     ),
     Source(
-        "7.15",
-        "rocm-bindings-hip",
-        "10.0.0.0.1.2",
+        *("7.15", "rocm-bindings-hip", "10.0.0.0.1.2"),
         "b288d26fac3ab77d2f25f4b832397abb1d01157871f23226f9dd389e92b22ee4",
-        (
-            Source(
-                "7.15",
-                "rocm-bindings-core",
-                "10.0.0.0.1.2",
-                "943da68c125cbc7f9ecdc8106241881ae29b36fd6b20e62ac0a7bc2782a41041",
-            ),
-        ),
+        (_CORE,),
     ),
     Source(
-        "5.2",
-        "libamdhip64-dev",
-        "5.2.3-8",
+        *("5.2", "libamdhip64-dev", "5.2.3-8"),
         "1f87b72e5aa86025c6cb96312c75ee7f549c42475f4bc51049ab7b67cc4e762e",
     ),
 )
@@ -316,49 +272,35 @@ SOURCES = (
 
 def main() -> int:
     """Compare, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = programs.parser(
+        __doc__,
+        check=(False, "write nothing; compare with the committed result"),
+        results=(measurement.RESULTS, "where the result is"),
     )
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="where downloads are kept; made if it is not there"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; compare with the committed result"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where the result is"
-    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where downloads are kept")
     options = parser.parse_args()
     if sys.version_info[:2] != (3, 11):
         parser.error("hip-python's wheels are taken for Python 3.11; run this with that")
     rows = [row for source in SOURCES for row in _rows(source, unpacked(source, options.folder))]
     wrong = [row for row in rows if row["ok"] is False]
     for row in wrong:
-        print(
-            f"differs: HIP {row['hip']}, {row['what']}: we have {row['ours']}, it has"
-            f" {row['theirs']}"
-        )
+        print("differs: HIP {hip}, {what}: we have {ours}, it has {theirs}".format_map(row))
     if options.check:
         committed = json.loads((options.results / f"{RESULT}.json").read_text())
         if committed["rows"] != rows:
-            print(
-                f"the rows are not those of {options.results / RESULT}.json; run this without"
-                " --check"
-            )
+            file = f"{options.results / RESULT}.json"
+            print(f"the rows are not those of {file}; run this without --check")
             return 1
     else:
         sources = [
             {"hip": one.hip, "package": f"{one.project} {one.version}", "sha256": one.digest}
             for one in SOURCES
         ]
-        print(
-            f"wrote {measurement.save(RESULT, {'sources': sources, 'rows': rows}, options.results)}"
-        )
+        result = {"sources": sources, "rows": rows}
+        print(f"wrote {measurement.save(RESULT, result, options.results)}")
     silent = [row for row in rows if row["ok"] is None]
-    print(
-        f"{len(rows) - len(silent)} compared, {len(wrong)} differ; {len(silent)} are not declared,"
-        " or cannot be asked for"
-    )
+    counts = f"{len(rows) - len(silent)} compared, {len(wrong)} differ"
+    print(f"{counts}; {len(silent)} are not declared, or cannot be asked for")
     return 1 if wrong else 0
 
 
@@ -373,24 +315,15 @@ def unpacked(source: Source, folder: Path) -> Path:
 
 
 def _unpack(source: Source, folder: Path, into: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{source.project.replace('-', '_')}-{source.version}-*.whl"
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        *_WHEELS,
-        "--dest",
-        ".",
-        f"{source.project}=={source.version}",
-    ]
     if source.project.startswith("lib"):
-        name = f"{source.project}_{source.version}_*.deb"
-        line = ["apt-get", "download", f"{source.project}={source.version}"]
-    if not any(folder.glob(name)):
-        subprocess.run(line, cwd=folder, check=True)
-    (file,) = folder.glob(name)
+        name, folder = f"{source.project}_{source.version}_*.deb", folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.glob(name)):
+            line = ["apt-get", "download", f"{source.project}={source.version}"]
+            subprocess.run(line, cwd=folder, check=True)
+        (file,) = folder.glob(name)
+    else:
+        file = fetched(source.project, source.version, folder, *_WHEELS)
     with file.open("rb") as stream:
         got = hashlib.file_digest(stream, "sha256").hexdigest()
     if got != source.digest:
@@ -401,13 +334,8 @@ def _unpack(source: Source, folder: Path, into: Path) -> None:
     if file.suffix == ".deb":
         subprocess.run(["dpkg-deb", "-x", file, into], check=True)
     else:
-        with zipfile.ZipFile(file) as archive:
-            wanted = [
-                each
-                for each in archive.namelist()
-                if each.startswith(("triton/backends/amd/", "hip/", "rocm/"))
-            ]
-            archive.extractall(into, wanted)
+        ours = ("triton/backends/amd/", "hip/", "rocm/")
+        unpack(file, into, lambda name: name.startswith(ours))
 
 
 def _rows(source: Source, folder: Path) -> list[dict[str, Any]]:

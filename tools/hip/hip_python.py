@@ -16,7 +16,7 @@ import json
 import sys
 from typing import Any
 
-from bundler.runtime.launch import hip_api
+from bundler.runtime.launch.drivers import hip_api
 
 _ENUMERATIONS = (
     "hipError_t",

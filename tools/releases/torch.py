@@ -12,7 +12,6 @@ where this torch makes such.  Exit status 1 when something failed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,8 +21,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from bundler.toolchain import identity, inductor_caches, inductor_hooks
-from tools.shared import measurement, processes
+from bundler.toolchain import identity
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from tools.shared import measurement, processes, programs
 
 TESTS = "tests/test_integrations/test_inductor.py"
 _TIMEOUT_S = 3000
@@ -33,13 +33,9 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 def main() -> int:
     """Try this torch."""
-    parser = argparse.ArgumentParser(
-        prog=sys.argv[0], description="what torch.compile's bundles need of this torch"
+    options = programs.arguments(
+        __doc__, results=(measurement.RESULTS, "where to write the result")
     )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where to write the result"
-    )
-    options = parser.parse_args()
     release = (identity.version_of("torch") or "none").partition("+")[0]
     found = {"names": _names(), "tests": _tests(), "precompile": _precompile()}
     path = measurement.save(f"torch-{release}", found, options.results)
@@ -52,7 +48,7 @@ def main() -> int:
 
 
 def _names() -> dict[str, Any]:
-    needed = sorted({*inductor_caches.NEEDED, *inductor_hooks.NEEDED, inductor_caches.COMPILER})
+    needed = sorted({*inductor_caches.NEEDED, *inductor_tuners.NEEDED, inductor_caches.COMPILER})
     return {"looked_up": needed, "missing": list(inductor_caches.missing(needed))}
 
 
@@ -82,10 +78,9 @@ def _tests() -> dict[str, Any]:
 def _precompile() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            text = processes.output(
+            found: dict[str, Any] = processes.answer(
                 "tools.releases", "torch-precompile", folder, environment=_NO_GPU
             )
         except RuntimeError as error:
             return {"failed": str(error).strip().splitlines()[-1]}
-    found: dict[str, Any] = json.loads(text.splitlines()[-1])
     return found

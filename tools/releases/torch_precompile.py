@@ -10,17 +10,14 @@ tools.releases torch` runs it.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bundler
-from tools.shared import processes
+from tools.shared import processes, programs
 
 FOLDER, SOURCE, CACHE = "precompile", "model.py", "model.cache"
 # torch 2.15 has it first.
@@ -30,20 +27,10 @@ _KEY = "A" * 52
 
 def main() -> int:
     """Carry a pair, or do one step of it in this process."""
-    parser = argparse.ArgumentParser(
-        prog=sys.argv[0], description="a pair of torch.compiler.precompile in a bundle"
-    )
-    parser.add_argument("directory", type=Path, help="an empty directory to work in")
-    parser.add_argument(
-        "step", nargs="?", choices=["capture", "load"], help="for the processes that it starts"
-    )
-    options = parser.parse_args()
-    steps: dict[str | None, Callable[[Path], Any]] = {
-        "capture": _capture,
-        "load": _load,
-        None: _carry,
-    }
-    print(json.dumps(steps[options.step](options.directory)))
+    if not programs.run_step({"capture": _capture, "load": _load}):
+        parser = programs.parser(__doc__)
+        parser.add_argument("directory", type=Path, help="an empty directory to work in")
+        print(json.dumps(_carry(parser.parse_args().directory)))
     return 0
 
 
@@ -74,20 +61,21 @@ def _carry(directory: Path) -> dict[str, Any]:
 
 def _step(directory: Path, name: str) -> list[list[float]]:
     directory.mkdir(parents=True, exist_ok=True)
-    text = processes.output(
+    answer: list[list[float]] = processes.answer(
         "tools.releases",
         "torch-precompile",
-        str(directory),
+        "--step",
         name,
+        os.fspath(directory),
         environment={"TORCHINDUCTOR_CACHE_DIR": os.fspath(directory)},
     )
-    result: list[list[float]] = json.loads(text.splitlines()[-1])
-    return result
+    return answer
 
 
-def _pair(directory: Path) -> tuple[Path, Path]:
-    (directory / FOLDER).mkdir(exist_ok=True)
-    return directory / FOLDER / SOURCE, directory / FOLDER / CACHE
+def _pair(directory: str) -> tuple[Path, Path]:
+    folder = Path(directory, FOLDER)
+    folder.mkdir(exist_ok=True)
+    return folder / SOURCE, folder / CACHE
 
 
 def _inputs() -> tuple[Any, Any]:
@@ -97,7 +85,7 @@ def _inputs() -> tuple[Any, Any]:
     return torch.randn(8, 8), torch.randn(8, 8)
 
 
-def _capture(directory: Path) -> Any:
+def _capture(directory: str) -> Any:
     import torch
     from torch.compiler import precompile
 
@@ -106,7 +94,7 @@ def _capture(directory: Path) -> Any:
         return capture(*_inputs()).tolist()
 
 
-def _load(directory: Path) -> Any:
+def _load(directory: str) -> Any:
     from torch.compiler import precompile
 
     return precompile.load(*_pair(directory))(*_inputs()).tolist()

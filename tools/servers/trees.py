@@ -12,10 +12,6 @@ The raw result goes to docs/results/server-trees.json.
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +20,9 @@ from typing import Any
 import bundler
 from tools.servers.vllm_worker import KERNELS
 from tools.servers.wheels import RELEASES
-from tools.shared import measurement
-from tools.shared.processes import ROOT, python_path
+from tools.shared import measurement, programs
+from tools.shared.measurement import check
+from tools.shared.processes import output
 
 RANKS = 2
 # What vLLM hashes, although it compiles nothing else for it.
@@ -35,25 +32,14 @@ _TIMEOUT_S = 300
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "sources", type=Path, metavar="DIR", help="what `python -m tools.servers wheels` filled"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where server-trees.json goes"
-    )
+    parser = programs.parser(__doc__, results=(measurement.RESULTS, "where the result goes"))
+    filled = "what `python -m tools.servers wheels` filled"
+    parser.add_argument("sources", type=Path, metavar="DIR", help=filled)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="server-trees.") as folder:
         rows = check_all(options.sources.resolve(), Path(folder))
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<58}  {row['found']}")
-    print(
-        "\nwritten to"
-        f" {measurement.save('server-trees', {'vllm': RELEASES['vllm'], 'rows': rows}, options.results)}"
-    )
-    return 0 if all(row["ok"] for row in rows) else 1
+    result = {"vllm": RELEASES["vllm"], "rows": rows}
+    return 1 if measurement.report("server-trees", result, options.results) else 0
 
 
 def check_all(sources: Path, folder: Path) -> list[dict[str, Any]]:
@@ -70,37 +56,19 @@ def check_all(sources: Path, folder: Path) -> list[dict[str, Any]]:
     found = bundler.explain_trees(folder / "vllm.tbundle", f"vllm={other}")
     factors = sorted({name for one in found for name, *_ in one.factors})
     theirs, ours = contents(root), contents(copy)
+    there, placed = count_kernels(root), count_kernels(copy)
+    same, named = theirs == ours and not restored.skipped, any(CHANGED in name for name in factors)
+    other_ranks = bool(reasons) and all("ranks" in text for text in reasons)
+    alone = not any(name.endswith("/model") for name in contents(folder / "refused"))
+    stored, usable = f"{kernels} kernels, {there} directories", f"{refused.usable} kernels"
+    refusal = "the layout of another number of ranks is refused"
     return [
-        _row(
-            "kernels of two ranks are stored once",
-            kernels == len(KERNELS),
-            f"{kernels} kernels, {count_kernels(root)} directories",
-        ),
-        _row(
-            "restored under another root, every file equal",
-            theirs == ours and not restored.skipped,
-            f"{len(ours)} files",
-        ),
-        _row(
-            "each kernel is where each rank looks",
-            count_kernels(copy) == count_kernels(root),
-            f"{count_kernels(copy)} directories",
-        ),
-        _row(
-            "the layout of another number of ranks is refused",
-            bool(reasons) and all("ranks" in text for text in reasons),
-            "; ".join(reasons),
-        ),
-        _row(
-            "only kernels are restored for it",
-            not any(name.endswith("/model") for name in contents(folder / "refused")),
-            f"{refused.usable} kernels",
-        ),
-        _row(
-            "the factor of another hash is named",
-            any(CHANGED in name for name in factors),
-            "; ".join(factors),
-        ),
+        check("kernels of two ranks are stored once", kernels == len(KERNELS), stored),
+        check("restored under another root, every file equal", same, f"{len(ours)} files"),
+        check("each kernel is where each rank looks", placed == there, f"{placed} directories"),
+        check(refusal, other_ranks, "; ".join(reasons)),
+        check("only kernels are restored for it", alone, usable),
+        check("the factor of another hash is named", named, "; ".join(factors)),
     ]
 
 
@@ -113,21 +81,10 @@ def lay_out(
     ranks_of_model: int = 0,
 ) -> None:
     """Let vLLM's own code lay out a cache root, one process a rank."""
-    env = {**os.environ, "PYTHONPATH": python_path(), "VLLM_CACHE_ROOT": str(root), **environment}
-    env.pop("TRITON_CACHE_DIR", None)
-    line = [sys.executable, "-W", "ignore", "-m", "tools.servers.vllm_worker", str(sources)]
+    variables = {"TRITON_CACHE_DIR": "", "VLLM_CACHE_ROOT": str(root), **environment}
     for rank in range(ranks):
-        done = subprocess.run(
-            [*line, str(rank), str(ranks_of_model or ranks)],
-            env=env,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-        )
-        if done.returncode:
-            raise RuntimeError(f"vLLM's code laid out nothing for rank {rank}:\n{done.stderr}")
+        words = (str(sources), str(rank), str(ranks_of_model or ranks))
+        output("tools.servers.vllm_worker", *words, environment=variables, timeout_s=_TIMEOUT_S)
 
 
 def restore(folder: Path, root: Path, *, ranks: str) -> bundler.RestoreReport:
@@ -157,7 +114,3 @@ def contents(root: Path) -> dict[str, bytes]:
 def count_kernels(root: Path) -> int:
     """Return how many kernel directories are below a root."""
     return len(list(root.rglob("__grp__*.json")))
-
-
-def _row(check: str, ok: bool, found: str) -> dict[str, Any]:
-    return {"check": check, "ok": bool(ok), "found": found}

@@ -57,6 +57,7 @@ def main(sources: str, rank: int, ranks: int) -> None:
     """Lay out what vLLM does by default, then what it does without compiling ahead of time; prints
     where kernels went.
     """
+    os.environ.pop("TRITON_CACHE_DIR", None)
     load_vllm(Path(sources) / "vllm", RELEASES["vllm"])
     config = _vllm_config(rank, ranks)
     compile_ahead(config, rank)

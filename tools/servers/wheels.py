@@ -10,57 +10,25 @@ DIR then has `vllm/vllm/…` and `sglang/sglang/…`; SERVER_SOURCES=DIR gives t
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
+
+from tools.shared import programs
+from tools.shared.wheel_files import fetched, unpack
 
 RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23"}
 # Names the folder for tests, which have no command line.
 VARIABLE = "SERVER_SOURCES"
+_WANTED = (".py", "METADATA", "entry_points.txt")
 
 
 def main() -> int:
     """Download what is not there, and unpack it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="where to; made if it is not there"
-    )
-    options = parser.parse_args()
+    parser = programs.parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="made if it is not there")
+    folder = parser.parse_args().folder
     for name, release in RELEASES.items():
-        files = unpack(fetch(name, release, options.folder), options.folder / name)
-        print(f"{name} {release}: {files} files in {options.folder / name}")
+        files = unpack(
+            fetched(name, release, folder), folder / name, lambda file: file.endswith(_WANTED)
+        )
+        print(f"{name} {release}: {files} files in {folder / name}")
     return 0
-
-
-def fetch(name: str, release: str, folder: Path) -> Path:
-    """Return the wheel of a release, downloaded unless it is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not any(folder.glob(f"{name}-{release}-*.whl")):
-        line = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--dest",
-            str(folder),
-            f"{name}=={release}",
-        ]
-        subprocess.run(line, check=True)
-    return next(folder.glob(f"{name}-{release}-*.whl"))
-
-
-def unpack(wheel: Path, folder: Path) -> int:
-    """Unpack the Python files of a wheel, and its entry points; returns their number."""
-    with zipfile.ZipFile(wheel) as archive:
-        wanted = [
-            name
-            for name in archive.namelist()
-            if name.endswith((".py", "METADATA", "entry_points.txt"))
-        ]
-        archive.extractall(folder, wanted)
-    return len(wanted)

@@ -16,11 +16,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tools.shared.processes import ROOT, command
 
 PROCESSES = len(os.sched_getaffinity(0))
 TARGET = ("cuda", 90, 32)
+_SHAPES = ("scaled_gelu", "scaled_softmax", "scaled_matmul")
 
 
 def cache_of(count: int, keep: Path) -> Path:
@@ -62,55 +64,50 @@ def _compile(count: int, cache: Path) -> None:
 
 def variants(count: int) -> Iterator[tuple[str, dict[str, str], dict[str, int], dict[str, int]]]:
     """Yield (name of the kernel, types of its arguments, constants, options), `count` times."""
+    options = {"num_warps": 4, "num_stages": 3}
     for number in range(count):
         shape, step = number % 3, number // 3
         if shape == 0:
             constants = {"BLOCK": 256 << step % 4, "SCALE": 1 + step // 4}
-            yield (
-                "scaled_gelu",
-                {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"},
-                constants,
-                _warps(4),
-            )
+            types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
         elif shape == 1:
             constants = {"BLOCK": 512 << step % 3, "SCALE": 1 + step // 3}
-            yield (
-                "scaled_softmax",
-                {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"},
-                constants,
-                _warps(4),
-            )
+            types = {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"}
         else:
-            constants = {
-                "M": 32 << step % 2,
-                "N": 32 << step // 2 % 2,
-                "K": 32,
-                "SCALE": 1 + step // 4,
-            }
+            tile = {"M": 32 << step % 2, "N": 32 << step // 2 % 2, "K": 32}
+            constants = {**tile, "SCALE": 1 + step // 4}
             types = {"a": "*fp16", "b": "*fp16", "out": "*fp16", "m": "i32", "n": "i32", "k": "i32"}
-            yield "scaled_matmul", types, constants, _warps(4)
-
-
-def _warps(count: int) -> dict[str, int]:
-    return {"num_warps": count, "num_stages": 3}
+        yield _SHAPES[shape], types, constants, options
 
 
 def compile_part(count: int, part: int, of: int) -> None:
     """Compile some of the kernels; where they are already, Triton finds them."""
+    for number, variant in enumerate(variants(count)):
+        if number % of == part:
+            compile_variant(*variant)
+
+
+def compile_variant(
+    name: str, types: dict[str, str], constants: dict[str, int], options: dict[str, int]
+) -> None:
+    """Compile one kernel."""
     import triton
     from triton.backends.compiler import GPUTarget
+
+    source = source_of(name, types, constants)
+    triton.compile(source, target=GPUTarget(*TARGET), options=options)
+
+
+def source_of(name: str, types: dict[str, str], constants: dict[str, int]) -> Any:
+    """Return the source of one kernel, as Triton takes it."""
     from triton.compiler import ASTSource
 
     from tools.shared import kernel_shapes
 
-    for number, (name, types, constants, options) in enumerate(variants(count)):
-        if number % of == part:
-            signature = {**types, **dict.fromkeys(constants, "constexpr")}
-            aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
-            source = ASTSource(
-                getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned
-            )
-            triton.compile(source, target=GPUTarget(*TARGET), options=options)
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
+    function = getattr(kernel_shapes, name)
+    return ASTSource(function, signature, constexprs=constants, attrs=aligned)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every measurement here needs: facts about the machine, result files, and a ptxas that
-refuses to assemble.
+"""What every measurement here needs: facts about the machine, rows and tables, result files, and a
+ptxas that refuses to assemble.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import statistics
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ PACKAGES = ("triton", "torch", "zstandard", "msgpack")
 
 def facts() -> dict[str, Any]:
     """Return machine, versions and commit, to stand beside every figure."""
-    versions = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    versions = {name: found for name in PACKAGES if (found := version_of(name)) is not None}
     return {
         "machine": {
             "processor": _processor(),
@@ -67,16 +67,40 @@ def without_extensions(machine: dict[str, Any]) -> str:
 
 
 def save(name: str, result: dict[str, Any], directory: Path = RESULTS) -> Path:
-    """Write a result beside the facts of this machine; returns the file."""
+    """Write a result beside the facts of this machine, whole or not at all; returns the file."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.json"
-    path.write_text(json.dumps({**facts(), **result}, indent=1, sort_keys=True) + "\n")
-    return path
+    path, whole = directory / f"{name}.json", {**facts(), **result}
+    path.with_suffix(".tmp").write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
+    return path.with_suffix(".tmp").rename(path)
 
 
-def median(samples: Sequence[float]) -> float:
+def median(samples: Iterable[float]) -> float:
     """Return the median of the samples."""
     return statistics.median(samples)
+
+
+def medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each member of some samples."""
+    return {name: median(one[name] for one in found) for name in found[0]}
+
+
+def ratios(over: Iterable[float], under: Iterable[float]) -> list[float]:
+    """Return how many times one sample of each pair is the other."""
+    return [one / other for one, other in zip(over, under, strict=True)]
+
+
+def differences(more: Iterable[float], less: Iterable[float]) -> list[float]:
+    """Return by how much the first sample of each pair is larger."""
+    return [one - other for one, other in zip(more, less, strict=True)]
+
+
+def in_turns(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Take a sample of each way in each round."""
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            samples[name].append(way())
+    return samples
 
 
 def row(
@@ -116,7 +140,36 @@ def row(
     }
 
 
-def target(line: dict[str, Any]) -> str:
+def ratio_row(
+    work: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    peer: str,
+    *,
+    faster: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return a row of the median ratio of pairs of samples in seconds.
+
+    Args:
+        work: what was measured.
+        ours, theirs: the samples.
+        peer: the other side; its own median is put behind it.
+        faster: say how many times faster we are, not how many times longer we take.
+        more: as for `row`.
+    """
+    over, under = (theirs, ours) if faster else (ours, theirs)
+    ours_ms, peer_ms = median(ours) * 1e3, median(theirs) * 1e3
+    words, figure = f"{peer}, {shown(peer_ms, 'ms')}", median(ratios(over, under))
+    return row(work, figure, "x", peer=words, ours_ms=ours_ms, peer_ms=peer_ms, **more)
+
+
+def check(what: str, ok: object, found: str, **more: Any) -> dict[str, Any]:
+    """Return one line of a result that has no figure: what was looked at, and what was found."""
+    return {"check": what, "ok": bool(ok), "found": found, **more}
+
+
+def target(line: Mapping[str, Any]) -> str:
     """Return the target of a row in words, empty when there is none."""
     for word, bound in (("at most", line["most"]), ("at least", line["least"])):
         if bound is not None:
@@ -127,6 +180,42 @@ def target(line: dict[str, Any]) -> str:
 def shown(figure: float, unit: str) -> str:
     """Return a figure with its unit, to three digits."""
     return f"{figure:,.0f} {unit}" if abs(figure) >= 100 else f"{figure:.3g} {unit}"
+
+
+def verdict(line: Mapping[str, Any]) -> str:
+    """Return the figure of a row as pages have it: bold where a target is missed."""
+    figure = shown(line["figure"], line["unit"])
+    return figure if line["ok"] else f"**{figure}**"
+
+
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def line_of(line: Mapping[str, Any]) -> str:
+    """Return a row, or a check, as programs print it."""
+    if "check" in line or "figure" not in line:
+        what, words = line.get("check", line.get("work")), [line["found"]]
+    else:
+        what = line["work"]
+        words = [shown(line["figure"], line["unit"]), target(line), line["peer"]]
+    return f"{'ok  ' if line['ok'] else 'FAIL'}  {what:<60}  {'; '.join(filter(None, words))}"
+
+
+def report(name: str, result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Print the rows of a result, write it, and return the rows that miss their target."""
+    for line in result["rows"]:
+        print(line_of(line))
+    print(f"\nwritten to {save(name, result, directory)}")
+    return [line for line in result["rows"] if not line["ok"]]
+
+
+def missed(lines: Iterable[Mapping[str, Any]]) -> None:
+    """Print which rows of a benchmark miss their target."""
+    for line in lines:
+        print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {target(line)}")
 
 
 def fast_directory() -> str | None:
@@ -173,7 +262,8 @@ def _triton_dir() -> str:
     return str(found)
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program starts a module of tools as a process of its own: by `command`, or by `output` when
-it waits for the end.
+"""How a program starts a module of tools as a process of its own: by `command`, by `output` or
+`answer` when it waits for the end, by `Helper` when it asks it questions.
 
 Its import is part of what some benchmarks measure, so it imports little.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,3 +67,70 @@ def output(
             f"{line} failed with {answer.returncode}:\n{answer.stdout}\n{answer.stderr}"
         )
     return answer.stdout
+
+
+def answer(module: str, *arguments: str, environment: Mapping[str, str], **more: float) -> Any:
+    """Run a module as `output` does; returns the JSON in its last line."""
+    return json.loads(output(module, *arguments, environment=environment, **more).splitlines()[-1])
+
+
+class Helper:
+    """A module of tools that answers lines of JSON with lines of JSON.
+
+    Args:
+        module: its full name.
+        arguments: of its command line.
+        environment: of its process; None for that of this one.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._module = module
+        self.process = subprocess.Popen(
+            command(module, *arguments),
+            env={**os.environ, "PYTHONPATH": python_path()} if environment is None else environment,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def tell(self, question: Any) -> None:
+        """Send one line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Return the next answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(
+                f"{self._module} ended with status {self.process.wait()}; its error is above"
+            )
+        return json.loads(line)
+
+    def ask(self, question: Any) -> Any:
+        """Send one line and return the answer."""
+        self.tell(question)
+        return self.hear()
+
+    def close(self) -> None:
+        """End it, by force when it does not end by itself."""
+        try:
+            self.process.communicate(timeout=5)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self.process.kill()
+            self.process.communicate()
+
+
+@contextmanager
+def listening(module: str, *arguments: str) -> Iterator[int]:
+    """Run a server until the block ends; yields the port, which is all that it prints."""
+    server = Helper(module, *arguments)
+    try:
+        yield server.hear()
+    finally:
+        server.close()

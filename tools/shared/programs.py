@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program of tools is chosen by its name: `run` is what the `__main__` of every package
-calls.
+"""How a program of tools is chosen by its name (`run` is what the `__main__` of every package calls)
+and reads its command line (`arguments`).
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 # What these measure and attack is another thing without the extensions.
 _OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
 _EXTENSIONS = (
     "lifecycle/_kernel_reader",
     "lifecycle/_kernel_writer",
-    "runtime/launch/_dispatch",
-    "runtime/launch/_jit_driver",
     "runtime/launch/_launch",
+    "runtime/launch/jit/_jit_driver",
 )
 
 
@@ -66,3 +67,43 @@ def run(package: str, programs: Mapping[str, str]) -> int:
     sys.argv = [f"python -m {package} {options.program}", *options.arguments]
     status: int = module.main()
     return status
+
+
+def parser(description: str | None, **options: tuple[Any, str]) -> argparse.ArgumentParser:
+    """Return a reader of command lines.
+
+    Args:
+        description: the docstring of the program.
+        options: name -> default and help. The type of the default is that of the option: False is a
+            switch, a list takes several words, a type has no default.
+    """
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, (default, about) in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            made.add_argument(flag, action="store_true", help=about)
+        elif isinstance(default, list):
+            made.add_argument(flag, nargs="+", default=default, help=about)
+        elif isinstance(default, type):
+            made.add_argument(flag, type=default, help=about)
+        else:
+            made.add_argument(flag, type=type(default), default=default, help=about)
+    return made
+
+
+def arguments(description: str | None, **options: tuple[Any, str]) -> argparse.Namespace:
+    """Read the command line, as `parser` says."""
+    return parser(description, **options).parse_args()
+
+
+def run_step(steps: Mapping[str, Callable[..., Any]]) -> bool:
+    """Do one step of a program in this process, where the command line is `--step NAME WORD...`;
+    prints what it returns as JSON.
+    """
+    if sys.argv[1:2] != ["--step"]:
+        return False
+    name, *words = sys.argv[2:]
+    print(json.dumps(steps[name](*words)))
+    return True

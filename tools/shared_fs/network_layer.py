@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import random
 import stat
@@ -465,7 +466,7 @@ def main(root: str, place: str, kind: str, seed: str) -> None:
     with _mounted(place) as fd:
         for _ in range(THREADS):
             threading.Thread(target=layer.serve, args=(fd,), daemon=True).start()
-        print("mounted", flush=True)
+        print(json.dumps("mounted"), flush=True)
         sys.stdin.read()
 
 

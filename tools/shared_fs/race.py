@@ -14,69 +14,42 @@ Needs Linux, /dev/fuse and the right to mount.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
-import subprocess
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.shared import example_kernels, measurement
-from tools.shared.processes import ROOT, command, python_path
+from tools.shared import example_kernels, measurement, programs
+from tools.shared.processes import Helper
 from tools.shared_fs.network_layer import KINDS
 from tools.shared_fs.race_worker import COUNTER
 
 RESULT = "shared-fs"
 KERNELS = ("gelu", "softmax")
 TARGET = "cuda:90"
-SECONDS, PROCESSES, SEED = 20.0, 3, 1
-PATIENCE_S = 120.0
 
 
 def main() -> int:
     """Race on each kind, print and write what happened."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        seconds=(20.0, "how long for each kind"),
+        kinds=(",".join(KINDS), "which"),
+        processes=(3, "on each mount"),
+        seed=(1, "of what is random"),
+        results=(measurement.RESULTS, "where the counts go"),
     )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        metavar="S",
-        help=f"how long for each kind ({SECONDS:.0f})",
-    )
-    parser.add_argument(
-        "--kinds", default=",".join(KINDS), metavar="NAMES", help=f"which ({','.join(KINDS)})"
-    )
-    parser.add_argument(
-        "--processes", type=int, default=PROCESSES, metavar="N", help=f"on each mount ({PROCESSES})"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=SEED, metavar="N", help=f"of what is random ({SEED})"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=measurement.RESULTS,
-        metavar="DIR",
-        help="where the counts go",
-    )
-    options = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory(prefix="shared-fs.") as name:
         bundle = make_bundle(Path(name))
         for kind in options.kinds.split(","):
             found[kind] = race(kind, bundle, options.seconds, options.processes, options.seed)
             print(f"{kind}: {summary(found[kind])}", flush=True)
-    print(
-        "written to"
-        f" {measurement.save(RESULT, {'seconds': options.seconds, 'kinds': found}, options.results)}"
-    )
+    result = {"seconds": options.seconds, "kinds": found}
+    print(f"written to {measurement.save(RESULT, result, options.results)}")
     return 1 if any(one["wrong"] for one in found.values()) else 0
 
 
@@ -97,32 +70,22 @@ def make_bundle(folder: Path) -> Path:
 def clients(kind: str, folder: Path, seed: int) -> Iterator[list[Path]]:
     """Mount a directory twice; yields both places."""
     (folder / "server").mkdir()
-    started, places = [], []
+    places = [folder / f"client{number}" for number in range(2)]
+    started: list[Helper] = []
     try:
-        for number in range(2):
-            place = folder / f"client{number}"
+        for number, place in enumerate(places):
             place.mkdir()
-            line = command(
-                "tools.shared_fs.network_layer",
-                str(folder / "server"),
-                str(place),
-                kind,
-                str(seed + number),
-            )
-            process = subprocess.Popen(
-                line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            started.append(process)
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise OSError(
-                    f"{place} cannot be mounted; this needs /dev/fuse and the right to mount"
-                )
-            places.append(place)
+            words = (str(folder / "server"), str(place), kind, str(seed + number))
+            started.append(Helper("tools.shared_fs.network_layer", *words))
+            try:
+                started[-1].hear()
+            except RuntimeError as error:
+                needed = "this needs /dev/fuse and the right to mount"
+                raise OSError(f"{place} cannot be mounted; {needed}") from error
         yield places
     finally:
-        for process in started:
-            process.communicate()
+        for layer in started:
+            layer.process.communicate()
 
 
 def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> dict[str, Any]:
@@ -131,27 +94,13 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
         folder = Path(name)
         with clients(kind, folder, seed) as places:
             racers = [
-                subprocess.Popen(
-                    command(
-                        "tools.shared_fs.race_worker",
-                        str(place),
-                        str(bundle),
-                        str(seconds),
-                        str(seed + number),
-                    ),
-                    cwd=ROOT,
-                    env={**os.environ, "PYTHONPATH": python_path()},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+                Helper("tools.shared_fs.race_worker", str(place), str(bundle), str(seconds), seeded)
                 for number, place in enumerate(places * processes)
+                for seeded in [str(seed + number)]
             ]
-            until_s = time.monotonic() + seconds + PATIENCE_S
-            said = [
-                racer.communicate(timeout=max(1.0, until_s - time.monotonic()))[0]
-                for racer in racers
-            ]
-        answers = [json.loads(text) for text in said]
+            answers = [racer.hear() for racer in racers]
+            for racer in racers:
+                racer.close()
         joined: dict[str, Counter[str]] = {what: Counter() for what in ("done", "typed", "peer")}
         for answer in answers:
             for what, counts in joined.items():
@@ -163,12 +112,8 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
         # docs/guarantees.md says.
         if lost and KINDS[kind].links:
             wrong.append(f"{counted} counts were acknowledged, and {lost} of them are lost")
-        return {
-            **joined,
-            "counted": counted,
-            "lost": lost,
-            "wrong": [*wrong, *_after(folder / "server")],
-        }
+        wrong += _after(folder / "server")
+        return {**joined, "counted": counted, "lost": lost, "wrong": wrong}
 
 
 def _value(server: Path) -> int:

@@ -68,21 +68,9 @@ class Racer:
         """Do things until the time is over."""
         from bundler.backends.backend_errors import BackendError
 
-        acts: list[Callable[[], object]] = [
-            self._put,
-            self._get,
-            self._get,
-            self._delete,
-            self._count,
-            self._count,
-            self._list,
-            self._push,
-            self._restore,
-            self._restore,
-            self._look,
-            self._remove_kernel,
-            self._triton,
-        ]
+        twice = [self._get, self._count, self._restore]
+        once = [self._put, self._delete, self._list, self._push, self._look, self._triton]
+        acts: list[Callable[[], object]] = [*twice, *twice, *once, self._remove_kernel]
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             act = self._random.choice(acts)
@@ -94,13 +82,8 @@ class Racer:
                 self.typed[f"{name}: {type(error).__name__}: {_without_paths(error)}"] += 1
             except Exception as error:  # noqa: BLE001  # what must not happen is what we look for
                 self.wrong.append(f"{name} raised {type(error).__name__}: {error}")
-        return {
-            "done": self.done,
-            "typed": self.typed,
-            "wrong": self.wrong,
-            "peer": self.peer,
-            "counted": self.counted,
-        }
+        names = ("done", "typed", "wrong", "peer", "counted")
+        return {name: getattr(self, name) for name in names}
 
     def _key(self) -> str:
         return f"u/{self._random.randrange(OBJECTS)}"

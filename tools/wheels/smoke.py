@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import bundler
-from bundler.runtime.launch import compiled_dispatch, jit_modules, launchers
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.jit import jit_modules
 
 # What Python calls of the two that work without a GPU.
 _CALLED = {"_kernel_writer": "begin_writing", "_kernel_reader": "begin_reading"}
@@ -55,7 +56,6 @@ def launch_extensions() -> set[str]:
     """Return the extensions for launches that the package would use."""
     found = {
         "_launch": launchers.compiled_type(),
-        "_dispatch": compiled_dispatch.dispatcher_type(),
         "_jit_driver": jit_modules.compiled_driver(),
     }
     return {name for name, it in found.items() if it is not None}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelFigures`: what the report says of one kernel, as the page's JSON has it; `figures_of`
-gathers it from a bundle.
+"""`figures_of`: what the report says of one kernel, as the page's JSON has it.
 
 `report_page.py` calls it for each kernel, in the order in which the texts are packed.
 """
@@ -13,61 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
+from bundler.cli import wording
+from bundler.cli.bundles.specializations import specialization_of
 from bundler.cli.report.text_archive import TextArchive
-from bundler.cli.specializations import specialization_of
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
-from bundler.lifecycle.binary_resources import BinaryResources, read_resources
-from bundler.runtime.tuning.block_occupancy import BlockOccupancy, block_occupancy
+from bundler.lifecycle.binary_resources import read_resources
+from bundler.runtime.tuning.occupancy import block_occupancy
 
 # In the order of the compile.  `python` is the file of the function, where it was given.
 TEXT_KINDS = ("python", "source", "ttir", "ttgir", "llir", "ptx", "amdgcn")
 _LOCATION = re.compile(rb'loc\("([^"\n]+\.py)":(\d+)')
 _MOST_SOURCE_BYTES = 4_000_000
-
-
-class KernelFigures(Struct, frozen=True, kw_only=True):
-    """One kernel of the page.
-
-    Attributes:
-        constants, signature, options: what it was compiled for; None where nobody recorded it.
-        occupancy: warps that its target's multiprocessor holds, of those that it holds at most, 0
-            to 1.
-        occupancy_limit: what keeps it from more.
-        stages_us: microseconds by stage of the compile; empty when only hits were seen.
-        hits: how often processes found it, of those whose reports were given; None without any.
-        files: (kind, bytes) of each file.
-        texts: kind -> where its runs begin in the archive, and how many there are.
-        problem: why its binary or metadata cannot be read.
-    """
-
-    key: str
-    name: str
-    target: str
-    warps: int
-    blocks_of_cluster: int
-    stages: int | None
-    constants: Mapping[str, Any] | None
-    signature: Mapping[str, Any] | None
-    options: Mapping[str, Any] | None
-    registers: int | None
-    spills: int | None
-    stack_bytes: int | None
-    static_shared_bytes: int | None
-    dynamic_shared_bytes: int
-    occupancy: float | None
-    occupancy_limit: str | None
-    binary_bytes: int
-    compile_us: int | None
-    stages_us: Mapping[str, int]
-    devices: tuple[int, ...]
-    hits: int | None
-    files: tuple[tuple[str, int], ...]
-    texts: Mapping[str, tuple[int, int]]
-    problem: str | None = None
 
 
 class SourceFolder:
@@ -94,13 +51,8 @@ class SourceFolder:
     def _search(self, name: str, function: str) -> str | None:
         defined = re.compile(rf"^\s*def {re.escape(function)}\b", re.MULTILINE)
         for path in sorted(self._folder.rglob("*.py")):
-            if (
-                path.name != name
-                or not path.resolve().is_relative_to(self._folder)
-                or not path.is_file()
-            ):
-                continue
-            if path.stat().st_size <= _MOST_SOURCE_BYTES:
+            inside = path.name == name and path.resolve().is_relative_to(self._folder)
+            if inside and path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES:
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if defined.search(text):
                     return text
@@ -113,65 +65,60 @@ def figures_of(
     archive: TextArchive | None,
     sources: SourceFolder | None,
     hits_of: Mapping[str, int] | None = None,
-) -> KernelFigures:
-    """Gather what is known of a kernel; what of it is damaged is said, not raised.
+) -> dict[str, Any]:
+    """Gather what is known of a kernel; what of it is damaged is said as its `problem`, not raised.
 
     Args:
-        archive: gets its texts; None leaves them out.
+        bundle, kernel: whose figures.
+        archive: gets its texts; None leaves them out. `texts` says where in it each begins, and how
+            many runs it has.
         sources: where the files of Python are looked for.
         hits_of: how often each kernel was found, by key; None where nobody tells.
     """
     known, error = specialization_of(bundle, kernel)
-    resources, problem = _resources_of(bundle, kernel)
+    problem = error.message if error is not None else None
+    resources, occupancy = None, None
+    try:
+        resources = read_resources(bundle.read(kernel.binary), kernel.spec.entry)
+        occupancy = block_occupancy(
+            kernel.target,
+            kernel.spec.num_warps,
+            resources.allocated_registers or resources.registers,
+            resources.shared_bytes,
+            kernel.spec.shared_bytes,
+        )
+    except BundlerError as unreadable:
+        problem = unreadable.message
     seen = bundle.observed.kernels.get(kernel.key)
     stages_us = dict(seen.times_us) if seen is not None else {}
-    occupancy = _occupancy_of(kernel, resources)
-    return KernelFigures(
-        key=kernel.key,
-        name=kernel.name,
-        target=str(kernel.target),
-        warps=kernel.spec.num_warps,
-        blocks_of_cluster=kernel.spec.num_ctas,
-        stages=known.stages,
-        constants=_json_safe(known.constants),
-        signature=_json_safe(known.signature),
-        options=_json_safe(known.options),
-        registers=resources.registers if resources is not None else None,
-        spills=resources.spilled_registers if resources is not None else None,
-        stack_bytes=resources.stack_bytes if resources is not None else None,
-        static_shared_bytes=resources.shared_bytes if resources is not None else None,
-        dynamic_shared_bytes=kernel.spec.shared_bytes,
-        occupancy=occupancy.share if occupancy is not None else None,
-        occupancy_limit=occupancy.limit if occupancy is not None else None,
-        binary_bytes=kernel.binary.size,
-        compile_us=sum(stages_us.values()) if stages_us else None,
-        stages_us=stages_us,
-        devices=seen.devices if seen is not None else (),
-        hits=hits_of.get(kernel.key, 0) if hits_of is not None else None,
-        files=tuple((artifact.kind, artifact.size) for artifact in kernel.artifacts),
-        texts={} if archive is None else _texts_of(bundle, kernel, archive, sources),
-        problem=problem or (error.message if error is not None else None),
-    )
-
-
-def _resources_of(bundle: Bundle, kernel: Kernel) -> tuple[BinaryResources | None, str | None]:
-    try:
-        return read_resources(bundle.read(kernel.binary), kernel.spec.entry), None
-    except BundlerError as error:
-        return None, error.message
-
-
-def _occupancy_of(kernel: Kernel, resources: BinaryResources | None) -> BlockOccupancy | None:
-    if resources is None:
-        return None
-    registers = resources.allocated_registers or resources.registers
-    return block_occupancy(
-        kernel.target,
-        kernel.spec.num_warps,
-        registers,
-        resources.shared_bytes,
-        kernel.spec.shared_bytes,
-    )
+    return {
+        **wording.kernel_facts(kernel),
+        "warps": kernel.spec.num_warps,
+        "blocks_of_cluster": kernel.spec.num_ctas,
+        "stages": known.stages,
+        # What it was compiled for; None where nobody recorded it.
+        "constants": _json_safe(known.constants),
+        "signature": _json_safe(known.signature),
+        "options": _json_safe(known.options),
+        "registers": getattr(resources, "registers", None),
+        "spills": getattr(resources, "spilled_registers", None),
+        "stack_bytes": getattr(resources, "stack_bytes", None),
+        "static_shared_bytes": getattr(resources, "shared_bytes", None),
+        "dynamic_shared_bytes": kernel.spec.shared_bytes,
+        # Warps that its target's multiprocessor holds, 0 to 1 of the most, and what keeps it from
+        # more.
+        "occupancy": occupancy.share if occupancy is not None else None,
+        "occupancy_limit": occupancy.limit if occupancy is not None else None,
+        "binary_bytes": kernel.binary.size,
+        # Empty when only hits were seen.
+        "stages_us": stages_us,
+        "compile_us": sum(stages_us.values()) if stages_us else None,
+        "devices": seen.devices if seen is not None else (),
+        "hits": hits_of.get(kernel.key, 0) if hits_of is not None else None,
+        "files": [(artifact.kind, artifact.size) for artifact in kernel.artifacts],
+        "texts": {} if archive is None else _texts_of(bundle, kernel, archive, sources),
+        "problem": problem,
+    }
 
 
 def _texts_of(

@@ -18,13 +18,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bundler.cli import wording
-from bundler.cli.bundle_names import open_named
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import command, flag, option, repeated, to_bytes
 from bundler.cli.pack import check_output
-from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import LIMIT_BYTES, report_page
-from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
+from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Screen
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
@@ -39,56 +37,37 @@ class _Usage(Struct, frozen=True):
     hits_of: dict[str, Annotated[int, Meta(ge=0)]]
 
 
-@click.command(
-    short_help="Write a page that shows a bundle.",
-    epilog=example(
-        "report model.tbundle",
-        "report llama3/h200 --store file:///var/cache/kernels -o report.html",
-        "report old.tbundle new.tbundle --sources . -o report.html",
-    ),
+@command(
+    "Write a page that shows a bundle.",
+    "report model.tbundle",
+    "report llama3/h200 --store file:///var/cache/kernels -o report.html",
+    "report old.tbundle new.tbundle --sources . -o report.html",
 )
 @click.argument("first")
 @click.argument("second", required=False)
-@click.option(
+@option(
     "-o",
-    "--output",
-    metavar="FILE",
-    help="The HTML file to write; without it FIRST-report.html, in the current directory.",
+    "--output FILE",
+    "The HTML file to write; without it FIRST-report.html, in the current directory.",
 )
-@click.option(
-    "--sources",
-    metavar="DIR",
-    help="Where the Python files of the kernels are; they become part of the page.",
+@option("--sources DIR", "Where the Python files of the kernels are; they become part of the page.")
+@repeated(
+    "--usage FILE",
+    "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.",
 )
-@click.option(
-    "--usage",
-    "usage",
-    multiple=True,
-    metavar="FILE",
-    help=(
-        "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found."
-        " Repeat it."
-    ),
-)
-@click.option(
+@flag(
     "--misses",
     "with_misses",
-    is_flag=True,
-    help=(
-        "Also say what the latest process here compiled although it was recorded in FIRST, or"
-        " nearly, and why."
-    ),
+    "Also say what the latest process here compiled although it was recorded in FIRST, or"
+    " nearly, and why.",
 )
-@click.option(
-    "--max-bytes",
+@option(
+    "--max-bytes SIZE",
+    "Leave out texts of kernels where the page would be larger.",
     callback=to_bytes,
-    metavar="SIZE",
     default=str(LIMIT_BYTES),
-    show_default=True,
-    help="Leave out texts of kernels where the page would be larger.",
 )
 @stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
-@reports
 def report(
     screen: Screen,
     first: str,
@@ -100,7 +79,7 @@ def report(
     urls: tuple[str, ...],
     *,
     with_misses: bool,
-) -> int:
+) -> None:
     """Write one HTML file that shows the bundle FIRST: sizes, a table of kernels, a page for each
     with its stages side by side.
 
@@ -120,12 +99,7 @@ def report(
         with screen.progress(f"reading {first}"):
             other = (_base(second), two) if second is not None and two is not None else None
             page = report_page(
-                (_base(first), one),
-                other,
-                sources=folder,
-                misses=misses,
-                hits_of=hits_of,
-                limit_bytes=max_bytes,
+                (_base(first), one), other, folder, misses, hits_of, limit_bytes=max_bytes
             )
     data = page.text.encode()
     replace_content(output, data)
@@ -135,19 +109,10 @@ def report(
             f" {wording.count(page.kernels, 'kernel')}, those that took longest to compile;"
             f" --max-bytes {wording.size(max_bytes)} leaves no room for more"
         )
-    screen.done(
-        f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open"
-        " it in a browser"
-    )
-    screen.finish(
-        {
-            "path": output,
-            "size_bytes": len(data),
-            "kernels": page.kernels,
-            "with_texts": page.with_texts,
-        }
-    )
-    return FINE
+    number = wording.count(page.kernels, "kernel")
+    screen.done(f"wrote {output}: {number}, {wording.size(len(data))}; open it in a browser")
+    figures = {"kernels": page.kernels, "with_texts": page.with_texts}
+    screen.finish({"path": output, "size_bytes": len(data), **figures})
 
 
 def _base(source: str) -> str:

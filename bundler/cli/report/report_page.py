@@ -16,7 +16,7 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ import msgspec
 from msgspec import Struct
 
 import bundler
-from bundler.cli.comparison import changes_of
-from bundler.cli.program_facts import memory_words
-from bundler.cli.report.kernel_figures import KernelFigures, SourceFolder, figures_of
+from bundler.cli.bundles.comparison import changed_entries, count_entries
+from bundler.cli.bundles.program_facts import memory_words
+from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.format.bundle import Bundle
-from bundler.format.bundle_union import entry_name
 from bundler.format.candidate_timings import id_of, time_of
 from bundler.format.entries import Kernel, entry_artifacts, entry_kind
+from bundler.format.launch_spec import Named
 from bundler.format.summary import printable
 from bundler.runtime.program.program_summary import programs_of
 
@@ -73,10 +73,10 @@ class ReportPage(Struct, frozen=True):
 def report_page(
     first: tuple[str, Bundle],
     second: tuple[str, Bundle] | None = None,
-    *,
     sources: SourceFolder | None = None,
     misses: Sequence[dict[str, Any]] | None = None,
     hits_of: Mapping[str, int] | None = None,
+    *,
     limit_bytes: int = LIMIT_BYTES,
 ) -> ReportPage:
     """Make the page of a bundle.
@@ -101,8 +101,8 @@ def report_page(
         "tunings": _tunings(bundle),
         "diff": _diff((name, bundle), second) if second is not None else None,
         "programs": [
-            dataclasses.asdict(one)
-            | {
+            {
+                **dataclasses.asdict(one),
                 "memory": memory_words(one),
                 "inputs": list(map(str, one.inputs)),
                 "results": list(map(str, one.results)),
@@ -129,16 +129,16 @@ def report_page(
         chosen = _fewer(figures, chosen, (limit_bytes - without) / max(1, len(page) - without))
 
 
-def _fewer(figures: Sequence[KernelFigures], chosen: set[str], share: float) -> set[str]:
+def _fewer(figures: Sequence[dict[str, Any]], chosen: set[str], share: float) -> set[str]:
     """Return this share of what was chosen, and a little less: those that took longest to
     compile.
     """
     number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
     longest = sorted(
-        (one for one in figures if one.key in chosen),
-        key=lambda one: (-(one.compile_us or 0), one.key),
+        (one for one in figures if one["key"] in chosen),
+        key=lambda one: (-(one["compile_us"] or 0), one["key"]),
     )
-    return {one.key for one in longest[:number]}
+    return {one["key"] for one in longest[:number]}
 
 
 def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
@@ -193,14 +193,14 @@ def _overview(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
+def _treemap(figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rectangles: one for each kind of file, and in it one for each of the largest kernels
     and one for the others.
     """
     amounts: dict[str, Counter[str]] = {}
     for one in figures:
-        for kind, size in one.files:
-            amounts.setdefault(kind, Counter())[one.key] += size
+        for kind, size in one["files"]:
+            amounts.setdefault(kind, Counter())[one["key"]] += size
     kinds = sorted(
         ((sum(sizes.values()), kind) for kind, sizes in amounts.items() if sum(sizes.values())),
         reverse=True,
@@ -232,57 +232,40 @@ def _tunings(bundle: Bundle) -> list[dict[str, Any]]:
     rows = []
     for record in bundle.tuning_records:
         tuning = found.get(id_of(record))
+        timings = tuning.timings if tuning is not None else ()
         rows.append(
             {
                 "kernel": record.kernel,
                 "found_by": record.found_by,
-                "config": {name: value.plain() for name, value in record.config},
+                "config": _plain(record.config),
                 "time_ns": time_of(record, tuning),
                 "device": dict(record.parts).get("device"),
-                "timings": [
-                    {
-                        "config": {name: value.plain() for name, value in one.config},
-                        "key": one.key,
-                        "time_ns": one.time_ns,
-                        "low_ns": one.low_ns,
-                        "high_ns": one.high_ns,
-                        "reason": one.reason,
-                    }
-                    for one in (tuning.timings if tuning is not None else ())
-                ],
+                "timings": [dataclasses.asdict(t) | {"config": _plain(t.config)} for t in timings],
             }
         )
     return rows
 
 
+def _plain(config: Named) -> dict[str, Any]:
+    return {name: value.plain() for name, value in config}
+
+
 def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, Any]:
     (_, one), (name, two) = first, second
-    difference = bundler.diff(one, two)
-    mine = {entry_name(entry): entry for entry in one.content.entries}
-    theirs = {entry_name(entry): entry for entry in two.content.entries}
-
-    def told(entry: Any, changes: list[str]) -> dict[str, Any]:
-        kernel = isinstance(entry, Kernel)
-        return {
-            "name": entry.name if kernel else entry.path,
-            "target": str(entry.target) if kernel else entry_kind(entry),
-            "key": entry.key if kernel else "",
+    listed: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
+    words = dict(zip("+-~", listed, strict=True))
+    for sign, entry, changes in changed_entries(one, two):
+        told = {
+            "name": entry.name if isinstance(entry, Kernel) else entry.path,
+            "target": str(entry.target) if isinstance(entry, Kernel) else entry_kind(entry),
+            "key": entry.key if isinstance(entry, Kernel) else "",
             "changes": changes,
         }
-
-    def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return sorted(rows, key=lambda row: (row["name"], row["target"], row["key"]))
-
-    return {
-        "name": name,
-        "digest": two.digest,
-        "added": ordered(told(theirs[key], []) for key in difference.added),
-        "removed": ordered(told(mine[key], []) for key in difference.removed),
-        "changed": ordered(
-            told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed
-        ),
-        "same": len(mine) - len(difference.removed) - len(difference.changed),
-    }
+        listed[words[sign]].append(told)
+    for rows in listed.values():
+        rows.sort(key=lambda row: (row["name"], row["target"], row["key"]))
+    same = count_entries(one) - len(listed["removed"]) - len(listed["changed"])
+    return {"name": name, "digest": two.digest, **listed, "same": same}
 
 
 def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
@@ -303,8 +286,8 @@ def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
         ):
             number += 1
         row, rest = rest[:number], rest[number:]
-        boxes += _row(row, left)
-        left = _without(sum(row), left)
+        placed, left = _row(row, left)
+        boxes += placed
     return boxes
 
 
@@ -315,25 +298,20 @@ def _worst(row: Sequence[float], side: float) -> float:
     return max(side * side * max(row) / (total * total), total * total / (side * side * min(row)))
 
 
-def _row(row: Sequence[float], left: Box) -> list[Box]:
-    """Lay a row along the shorter side of what is left."""
+def _row(row: Sequence[float], left: Box) -> tuple[list[Box], Box]:
+    """Lay a row along the shorter side of what is left; returns its rectangles, and what is left
+    then.
+    """
     total, boxes, at = sum(row), [], 0.0
-    if left.width >= left.height:
-        width = total / left.height
-        for amount in row:
-            boxes.append(Box(left.x, left.y + at, width, amount / width))
-            at += amount / width
-    else:
-        height = total / left.width
-        for amount in row:
-            boxes.append(Box(left.x + at, left.y, amount / height, height))
-            at += amount / height
-    return boxes
+    if left.width < left.height:  # the same, with the axes exchanged
+        turned, rest = _row(row, _turned(left))
+        return list(map(_turned, turned)), _turned(rest)
+    width = total / left.height
+    for amount in row:
+        boxes.append(Box(left.x, left.y + at, width, amount / width))
+        at += amount / width
+    return boxes, Box(left.x + width, left.y, max(0.0, left.width - width), left.height)
 
 
-def _without(total: float, left: Box) -> Box:
-    if left.width >= left.height:
-        width = total / left.height
-        return Box(left.x + width, left.y, max(0.0, left.width - width), left.height)
-    height = total / left.width
-    return Box(left.x, left.y + height, left.width, max(0.0, left.height - height))
+def _turned(box: Box) -> Box:
+    return Box(box.y, box.x, box.height, box.width)

@@ -146,6 +146,8 @@ def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> 
             float32 until it is stored.
     """
     old, new = data_type(source), data_type(target)
+    # To 16 bits and back: the text stays a float32 with the bits of the narrower type. Every 8-bit
+    # float is exact in either.
     if new.is_half and rounded and old.kind is not NumberKind.FLOAT8:
         return _converted(
             _converted(text, old.computed, old, new.stored, new), new.stored, new, new.computed, new
@@ -158,6 +160,7 @@ def loaded_text(text: str, name: str) -> str:
     dtype.
     """
     row = data_type(name)
+    # Any byte that is not 0 is true.
     if row.kind is NumberKind.BOOL:
         return f"({operand(text)} != 0)"
     return text if row.stored == row.computed else f"{operand(text)}.to({row.computed})"
@@ -184,6 +187,7 @@ def _converted(text: str, before: str, old: DataType, after: str, new: DataType)
     """
     if before == after:
         return text
+    # A comparison, not a conversion, which would keep the lowest bit alone.
     if new.kind is NumberKind.BOOL:
         text = f"{operand(text)}.to(tl.float32)" if old.kind is NumberKind.FLOAT8 else text
         return f"({operand(text)} != 0)"

@@ -38,7 +38,7 @@ _BITWISE = {
     "LShift": "<<",
     "RShift": ">>",
 }
-# A power is written as a product up to here; sizes have no higher ones.
+# Powers up to this are written as products; those of sizes are no higher.
 _HIGHEST_PRODUCT = 16
 
 
@@ -131,6 +131,7 @@ class _Printer:
             if isinstance(factor, (sympy.Rational, sympy.Pow)) and not factor.is_integer
         ]
         if below:
+            # A quotient that need not be whole is no index any more: it is computed in floats.
             numerator, denominator = sympy.fraction(sympy.Mul(*factors))
             return f"{operand(self.float(numerator))} / {operand(self.float(denominator))}"
         if factors[0] == -1:
@@ -153,11 +154,13 @@ class _Printer:
     # ------------------------------------------------------------------------ quotients, remainders
 
     def _floordiv(self, base: sympy.Expr, divisor: sympy.Expr) -> str:
+        # Triton rounds towards zero, Python down; below zero these differ.
         if self.both_nonnegative(base, divisor):
             return f"{self.operand(base)} // {self.operand(divisor)}"
         return f"lib.index_floor_divide({self.text(base)}, {self.text(divisor)})"
 
     def _pythonmod(self, base: sympy.Expr, modulus: sympy.Expr) -> str:
+        # The same for remainders, which have the sign of the dividend in Triton.
         if self.both_nonnegative(base, modulus):
             return f"{self.operand(base)} % {self.operand(modulus)}"
         return f"lib.index_remainder({self.text(base)}, {self.text(modulus)})"
@@ -192,7 +195,11 @@ class _Printer:
         return self._extreme(list(parts), ">=", ">")
 
     def _extreme(self, parts: list[sympy.Expr], first: str, second: str) -> str:
-        """Return the extreme of the parts, in arithmetic that stays constant where they are."""
+        """Return the extreme of the parts, in arithmetic that stays constant where they are.
+
+        `a * (a <= b) + b * (b < a)`: of constants Triton computes it at compile time, where
+        `tl.minimum` would make a tensor.
+        """
         if len(parts) == 1:
             return self.text(parts[0])
         ordered = sorted(parts, key=default_sort_key)

@@ -54,6 +54,7 @@ class KernelArguments:
         self, buffers: Mapping[str, Buffer], mutated: Iterable[str], reused: Mapping[str, str]
     ) -> None:
         self._buffers, self._mutated, self._reused = buffers, frozenset(mutated), dict(reused)
+        # Both names of memory that is taken over are one parameter.
         self._taken = {old: new for new, old in self._reused.items()}
         self._both: dict[str, str] = {}
         self._read: dict[str, str] = {}
@@ -116,6 +117,7 @@ class KernelArguments:
             for symbol, name in self._sizes.items()
         )
         seeds = (
+            # Never a constant: one kernel serves several seeds.
             KernelParameter(name, sympy.Integer(number), "i32", aligned=False, fixed=False)
             for number, name in self._seeds.items()
         )
@@ -144,7 +146,7 @@ class KernelArguments:
 
     def _pointer(self, name: str, buffer: str) -> KernelParameter:
         found = self._buffers[buffer]
-        # torch hands a tensor of bools over as one of i1, though each is a byte.
+        # Launches of torch's tensors name bools i1, though each is a byte in memory.
         dtype = found.layout.dtype
         kind = "i1" if dtype == "bool" else _SHORT[store_type(dtype)]
         return KernelParameter(name, buffer, f"*{kind}", found.aligned)
@@ -154,6 +156,7 @@ def number_type(dtype: str) -> str:
     """Return Triton's name of the type in which a number of a dtype is passed."""
     if data_type(dtype).kind in {NumberKind.FLOAT, NumberKind.FLOAT8}:
         return "fp64"
+    # Only a uint64 has values beyond int64.
     return "u64" if dtype == "uint64" else "i64"
 
 

@@ -52,18 +52,20 @@ from bundler.codegen.lowerings.operator_support import options_of
 from bundler.runtime.program.device_tensors import item_bytes
 
 _NAME = re.compile(r"tmp\d+")
-# What the types in which numbers are passed are called as dtypes.
+# Triton's type in which a number of the host is passed -> its dtype.
 _NUMBERS = {"fp64": "float64", "i64": "int64", "u64": "uint64"}
 _INFIX_NUMBERS = frozenset(
     {"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
 )
+# Stands in a line for the policy of a load until the whole body is written.
 _MARK = re.compile(r"LOAD_(\d+)_AGAIN")
 _RELAXED = "sem='relaxed'"
-# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too
-# late; the one for all devices does not.
+# On AMD, Triton 3.7 fails late for a float16 sum with the scope of one device: that instruction
+# takes only pairs of halves. The one for the whole system takes a single half.
 _ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
 _Bounds = tuple[int, int]
-_INTEGERS = frozenset({"int32", "int64"})  # what arithmetic of indices does not leave
+# Dtypes whose bounds are followed through arithmetic; indices have no others.
+_INTEGERS = frozenset({"int32", "int64"})
 
 
 class BodyWriter:
@@ -87,15 +89,21 @@ class BodyWriter:
         self.arguments = arguments
         self.num_load = self.num_store = self.num_reduction = self.num_assert = 0
         self.atomic, self.elements = False, 1
+        # Lines outside of a loop over the row, and those of the loop that is being written.
         self._outer = Scope()
         self._inner: Scope | None = None
         self._count = 0
+        # (Buffer, address) -> what a pointwise loop of this kernel computes there.
         self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
-        # Whether a term loads something.
+        # Term -> whether it, or anything below it, reads memory.
         self._loading: dict[Term, bool] = {}
+        # (Buffer, address) -> the result of a reduction of this kernel.
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
+        # Symbol of an indirect index -> its value.
         self._symbols: dict[sympy.Symbol, Value] = {}
+        # Term -> the dimensions along which its value differs.
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
+        # Name of a mask's value -> the dimensions along which it differs.
         self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
         self._loaded_again = LoadPolicies()
         self._stored_along_row = 0
@@ -106,6 +114,8 @@ class BodyWriter:
     def write(self, loops: tuple[Loop, ...]) -> list[str]:
         """Return the lines of the body, behind the indices of the dimensions."""
         placed = placed_loops(loops, self._space, self._pool, self._buffers)
+        # A level ends with the reductions whose results the next one reads: one pass over the row
+        # each, with what does not depend on the row in front of it.
         for level in range(max(item.level for item in placed) + 1):
             for item in placed:
                 if item.level == level and not item.inside:
@@ -130,6 +140,7 @@ class BodyWriter:
         self._inner = Scope()
         for item in items:
             self._one(item)
+        # Written once the loop's body is known: accumulators start before it and are reduced after.
         scope, self._inner = self._inner, None
         before, after = self._reductions.take()
         self._outer.lines += before
@@ -150,11 +161,13 @@ class BodyWriter:
         if loop.is_reduction:
             self._reduce(item)
             return
+        # A later load at this address takes the value itself, not memory: another lane's store may
+        # not have arrived. A scatter, or an input that is overwritten, has no such single value.
         key = (loop.buffer, item.index)
         if loop.mode is None and self._buffers[loop.buffer].source == "node":
             self._definitions[key] = item.value
         if loop.buffer in self._shape.removed:
-            return  # computed where it is read
+            return  # its value is computed where it is read
         self._tell(item)
         self._store(item, self._value(item.value, ()))
 
@@ -186,8 +199,10 @@ class BodyWriter:
         return f"tmp{self._count - 1}"
 
     def _value(self, root: Term, masks: Masks) -> Value:
-        """Return the value of a body behind masks; what it needs is written in front, without a
-        call in a call for each operator, since a kernel may have thousands on each other.
+        """Return the value of a body behind masks, and write the lines that it needs.
+
+        An explicit stack in place of recursion: a kernel may have thousands of operators, each
+        using the one before.
         """
         known = self._known(root, masks)
         if known is not None:
@@ -244,7 +259,8 @@ class BodyWriter:
     def _scope_of(self, term: Term, masks: Masks) -> Scope:
         if self._inner is None:
             return self._outer
-        # What is behind a mask stays in the loop where the mask does: there its name is known.
+        # What does not differ along the row is computed once, in front of the loop, unless it is
+        # behind a mask whose own value is only known inside of the loop.
         behind = [self._mask_dimensions[mask] for mask in self._masks_for(term, masks)]
         along = self._dimensions_of(term).union(*behind)
         return self._inner if self._space.reduced in along else self._outer
@@ -278,6 +294,7 @@ class BodyWriter:
                 return self._masked(term, masks)
             case "check_bounds":
                 return self._checked(term, masks)
+        # A thread has to hold several neighbours for some conversions, which decides the block.
         if term.operator == "to_dtype":
             self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
@@ -295,7 +312,7 @@ class BodyWriter:
 
     def _line(self, term: Term, masks: Masks, value: Value) -> Value:
         if _NAME.fullmatch(value.text):
-            return value  # a conversion that changes nothing in a register
+            return value  # such as a conversion that changes nothing in a register
         name = self.new_name()
         self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
         return Value(name, value.dtype)
@@ -304,7 +321,10 @@ class BodyWriter:
         mask, body = term.terms
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
+        # A mask within a mask: loads need both.
         inside = tuple(dict.fromkeys((*masks, condition)))
+        # A masked load gives the other value itself, without a choice behind it; only memory has
+        # masks, so what a register holds, or all lanes share, is chosen like any other value.
         if (
             body.operator == "load"
             and body.details[0] != SEEDS
@@ -320,12 +340,12 @@ class BodyWriter:
 
     def _index_value(self, term: Term, masks: Masks) -> Value:
         expr = term.details[0]
-        far = not self._shape.wide and not self._space.ranges().fits(
-            expr
-        )  # no address, so of any size
+        # An address is bounded by its buffer's size; the value of an index expression is not, so it
+        # may need 64 bits in a kernel whose addresses fit in 32.
+        far = not self._shape.wide and not self._space.ranges().fits(expr)
         text = self._index(expr, term, masks, far=far)
         if term.dtype == "int64":
-            # A size of 1 is a constant for Triton, which has no methods.
+            # Triton makes a constant of a size that is 1, and constants have no method `to`.
             plain = (
                 f"({text}).to(tl.int64)"
                 if self._dimensions_of(term)
@@ -333,7 +353,8 @@ class BodyWriter:
             )
             text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else plain
         elif expr.is_Integer:
-            text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
+            # In the width of indices, which are all that it is compared with.
+            text = f"tl.full([], {text}, {self._index_type})"
         return self._line(term, masks, Value(text, term.dtype))
 
     def _checked(self, term: Term, masks: Masks) -> Value:
@@ -343,6 +364,7 @@ class BodyWriter:
             return value
         size = self._index(limit, term, masks)
         self.num_assert += 1
+        # Lanes beyond the end hold any number, so only active lanes are asserted.
         active = [*self._shape.masks(self._dimensions_of(term)), *masks]
         inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
         condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
@@ -356,6 +378,8 @@ class BodyWriter:
         """Return the text of an index expression, computed in 64 bits where it goes `far`, and
         write what it needs in front.
         """
+        # Each symbol gets the text that stands for it, keeping what is known of its sign, on which
+        # the choice between Triton's division and Python's depends.
         names: dict[sympy.Symbol, sympy.Symbol] = {}
         for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
@@ -381,8 +405,8 @@ class BodyWriter:
         return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
 
     def _index_operand(self, value: Value) -> str:
-        """Return a value as a part of an address: its product with a stride has the bits of an
-        index.
+        """Return a value as a part of an address, in the width of indices, since its product with
+        a stride may need all of it.
         """
         return (
             f"{value.text}.to(tl.int64)"
@@ -400,6 +424,7 @@ class BodyWriter:
         text = (
             whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
         )
+        # The outermost part needs no remainder: the index ends where it does.
         if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
             length = self.arguments.size_text(part.length)
             text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
@@ -411,6 +436,7 @@ class BodyWriter:
             return self._seed(term, masks)
         if self._buffers[buffer].by_value:
             return self._number(term, masks)
+        # What this kernel computed itself is not read back from memory.
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -455,12 +481,17 @@ class BodyWriter:
         address = self._index(index, term, masks)
         used = self._dimensions_of(term)
         active = sorted({*self._shape.masks(used), *masks})
-        if not used and index.is_Integer:  # one element for all lanes
+        # One element for all lanes: a block of one address, since a bare number has no shape.
+        if not used and index.is_Integer:
             address = f"tl.full({self._shape.shape_of(())}, {address}, {self._index_type})"
         if masks:
+            # Address and mask must have one shape, also where only the mask differs along a
+            # dimension.
             spread = used.union(*(self._mask_dimensions[mask] for mask in masks))
             address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
         parts = [f"({address})", " & ".join(active) or "None"]
+        # A lane beyond the end of a row, or behind a mask of values, is used later, so it needs a
+        # defined value; one beyond the end of kept dimensions is never stored.
         reduced = self._space.reduced
         if active and (
             masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used
@@ -481,6 +512,7 @@ class BodyWriter:
         by other programs or lanes or later on.
         """
         again = self._loaded_again.load(buffer)
+        # The address does not move along some dimension: other programs, or lanes, read it too.
         if any(
             dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions
         ):
@@ -488,6 +520,8 @@ class BodyWriter:
         self._loaded_again.along_row(
             buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype)
         )
+        # No dimension runs along memory here, so a line of the cache holds elements for other
+        # lanes.
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
@@ -495,6 +529,7 @@ class BodyWriter:
 
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]
+        # A load of the same place has the dimensions and indirect symbols that the store needs.
         carrier = self._pool.make(
             "load",
             tuple(t for _, t in item.index_terms),
@@ -506,12 +541,14 @@ class BodyWriter:
         domain = set(self._space.kept if kept else self._space.dimensions)
         active = sorted(self._shape.masks(domain))
         shape = self._shape.shape_of(domain)
+        # Lanes that write one element with different values still need an address each.
         if self._dimensions_of(carrier) != domain:
             address = (
                 f"tl.broadcast_to({address}, {shape})"
                 if not item.index.is_Integer
                 else f"tl.full({shape}, {address}, {self._index_type})"
             )
+        # A 16-bit float is rounded here, once; until now it had the precision of float32.
         text = stored_text(
             operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text,
             buffer.layout.dtype,
@@ -520,9 +557,11 @@ class BodyWriter:
         self.num_store += 1
         self._stored_along_row += 0 if kept else item_bytes(buffer.layout.dtype)
         mask = " & ".join(active) or "None"
+        # Stores come behind all lines of their scope, so that every load sees the old memory.
         scope = self._outer if kept or self._inner is None else self._inner
         atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
         self.atomic |= atomic is not None
+        # Several warps may hold one element where the address does not move along a dimension.
         spread = any(
             d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
         )
@@ -550,13 +589,14 @@ class LoadPolicies:
         return f"LOAD_{len(self._buffers) - 1}_AGAIN"
 
     def along_row(self, buffer: str, address: str, size: int) -> None:
-        """Count a load of so many bytes for each element of the row."""
+        """Count a load of `size` bytes for each element of the row."""
         self._read.setdefault((buffer, address), []).append(size)
 
     def repeated(self, stored: int) -> float:
         """Return how many times as much memory the kernel moves as one that held its rows whole,
-        where it stores so many bytes for each element.
+        where it stores `stored` bytes for each element.
         """
+        # A kernel that holds its rows reads each address once; this one reads it in each pass.
         every = sum(map(sum, self._read.values())) + stored
         return every / max(1, sum(sizes[0] for sizes in self._read.values()) + stored)
 
@@ -589,13 +629,14 @@ def _store_lines(
     if atomic is not None:
         options = _ATOMIC_OPTIONS.get(dtype, _RELAXED)
         return [f"tl.{atomic}({place}, tl.broadcast_to({value}, {shape}), {mask}, {options})"]
-    # Every warp has to have read the element before it changes.
+    # Memory that was taken over still holds what other warps may have to read first.
     return [*(["tl.debug_barrier()"] if shared else []), f"tl.store({place}, {value}, {mask})"]
 
 
 def _is_within(term: Term, size: sympy.Expr, ranges: Ranges) -> bool:
     """Whether a value is at least 0 and below a size."""
-    if term.operator == "index_expr" and not term.terms:  # also over sizes that change
+    # Proven with symbols, so it holds for sizes that change too; bounds below are plain numbers.
+    if term.operator == "index_expr" and not term.terms:
         return ranges.nonnegative(term.details[0]) and ranges.below(term.details[0], size)
     found = _bounds(term, ranges)
     return found is not None and found[0] >= 0 and bool(size.is_Integer and found[1] < size)
@@ -633,7 +674,7 @@ def _bounds(value: Argument, ranges: Ranges) -> _Bounds | None:
 def _chosen_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
     condition, one, other = term.arguments
     right = _bounds(other, ranges)
-    # An index that would count from the end where it is negative, which it never is.
+    # `where(index < 0, index + size, index)`, of an index that is never negative, is the index.
     asked = (
         condition.arguments
         if isinstance(condition, Term) and condition.operator == "lt"
@@ -663,10 +704,9 @@ def _computed_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
         found = left[0] + right[0], left[1] + right[1]
     else:
         found = left[0] - right[1], left[1] - right[0]
+    # A result that may overflow may be anything.
     limit = 1 << (31 if term.dtype == "int32" else 63)
-    return (
-        found if -limit <= found[0] and found[1] < limit else None
-    )  # what overflows may be anything
+    return found if -limit <= found[0] and found[1] < limit else None
 
 
 def _is_written_inside(argument: Term, term: Term) -> bool:

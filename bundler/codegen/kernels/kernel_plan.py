@@ -29,26 +29,28 @@ from bundler.codegen.loops.range_trees import Dimension, IterationSpace
 from bundler.codegen.loops.row_direction import runs_along
 from bundler.runtime.heuristics.block_limits import pow2_up
 
-# A row of this many elements is held whole: where memory runs along it, and where it runs across.
+# A row of up to so many elements is held whole: where memory runs along it, and where it runs
+# across, so that a block also has to span neighbouring rows.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
-# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or
-# above a size.
+# Masks are left out on the strength of this: no candidate has larger blocks, nor larger ones than
+# the power of two at or above a size.
 LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
 _MOST_Y_PROGRAMS = 65535
-# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were
-# seen to read beyond it otherwise.
+# A row of fewer elements than AMD's warp has lanes keeps its mask: without it, lanes were seen to
+# read beyond the row.
 _SHORT_ROW = 64
 LARGEST_NARROW = 2**31 - 1
+# What a size counts as that has no example.
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
-# Rows that a block may hold whole though the kernel loops over them, and from how much saved
-# traffic that is tried.
+# Rows of these lengths are offered to the tuner as blocks that hold them whole, though the kernel
+# loops over rows, where looping reads at least so many times as much memory.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
-# Fewer elements than a warp has threads along a dimension gain nothing by a block of their own.
+# A dimension of one element gains nothing by a block of its own.
 _LEAST_LENGTH = 2
-# Three blocks are small; each has to be as long as what memory brings at once.
+# Three blocks are short; each still has to be as long as what memory brings at once.
 _LEAST_OF_THREE = 16
 
 
@@ -123,6 +125,7 @@ def write_kernel(
         asserted: whether indices that are read are asserted to be in range.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
+    # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
     dimensions = group.dimensions if reduces else _tiled(group, size_hints)
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
@@ -141,6 +144,8 @@ def write_kernel(
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
+    # A buffer that held something before is one parameter, for reading and writing; results of this
+    # kernel alone are passed as outputs, though later loops read them from registers.
     mutated = {
         n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)
     }
@@ -148,7 +153,7 @@ def write_kernel(
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
     head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
-    # Sizes are as wide as the indices that they are multiplied with.
+    # Sizes have the width of the indices that they are multiplied with, so that nothing overflows.
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
@@ -209,6 +214,7 @@ def _example(
 def _is_short(space: IterationSpace, *, inner: bool) -> bool:
     reduced = space.reduced
     assert reduced is not None
+    # Only a row of known length has a block of its size.
     limit = _WHOLE_ROW_INNER if inner else _WHOLE_ROW_OUTER
     return bool(reduced.numel.is_Integer and reduced.numel <= limit)
 
@@ -217,6 +223,8 @@ def _direction(group: LoopGroup) -> str:
     """Return how memory runs beside the rows of the reductions, as heuristics name it: along most
     of them, across all of them, or neither.
     """
+    # One reduction along its rows decides: reading it across would be far slower than the reverse.
+    # A reduction to one number counts as along.
     found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
     if any(found) or not any(loop.variables for loop in group.loops):
         return "INNER"
@@ -232,6 +240,8 @@ def _bounds_of_narrow_indices(
     """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone
     that may change; None where some index has 64.
     """
+    # The number of elements of the kernel, and the span of each buffer; then no index within them
+    # overflows. Sizes themselves are passed as parameters of that width.
     sizes = {
         numel([size for _, size in group.dimensions]),
         *(buffers[name].layout.storage for name in group.touched),
@@ -258,8 +268,10 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
         if dimension.is_reduced and persistent:
             full = pow2_up(int(size)) == size and size >= _SHORT_ROW
         elif size == 1:
-            full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
+            # Lanes that repeat a store write the same value; lanes that repeat a sum add it again.
+            full = not atomic
         else:
+            # Any block is a power of two up to this, so it divides the size.
             full = size % min(
                 LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))
             ) == 0 and not _overflows(dimension, space)
@@ -301,6 +313,7 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
             "]",
         )
     )
+    # Each dimension's lanes lie along an axis of their own, and are broadcast along the others.
     lanes = f"tl.arange(0, {block_name(dimension)}){subscript}"
     lanes = f"{lanes}.to(tl.int64)" if shape.wide else lanes
     mask = (
@@ -313,6 +326,7 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
             f"{prefix}index = {prefix}offset + {lanes}",
             *mask,
         ]
+    # The loop over the row adds its offset to these lanes.
     if not shape.persistent:
         return [*lines, f"{prefix}base = {lanes}"]
     lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
@@ -341,7 +355,7 @@ def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
             votes[split] = votes.get(split, 0) + elements
     order = sorted(votes, key=lambda found: (-votes[found], str(found)))
     fitting = [split for split in order if _fits_all(group, split)]
-    # A second split that asks for another dimension is content with a block of its own.
+    # Where another split fits beside the best one, three dimensions serve both.
     for split in fitting[1:]:
         together = _three_dimensions(fitting[0], split)
         if together is not None and _fits_all(group, together):
@@ -364,7 +378,9 @@ def _splits_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[_Dimension
             if index.coeff(variable) != 1 or not any(
                 index.has(later) for later in loop.variables[place + 1 :]
             ):
-                continue  # what later variables do not move is read once for all of them
+                # Either memory runs along another variable here, or no later variable moves the
+                # address, and then it is read once for all of them.
+                continue
             outer, inner = numel(loop.sizes[: place + 1]), numel(loop.sizes[place + 1 :])
             if _is_long(outer, _LEAST_LENGTH) and _is_long(inner, _LEAST_LENGTH):
                 touched = numel(
@@ -382,6 +398,7 @@ def _three_dimensions(one: _Dimensions, other: _Dimensions) -> _Dimensions | Non
     """Return three dimensions that have the ends of both splits; None where one of them would be
     short.
     """
+    # The ends of both splits cut the elements into three, if one is a multiple of the other.
     (_, near), (_, far) = sorted((one[0], other[0]), key=lambda found: str(found[1]))
     for first, second in ((near, far), (far, near)):
         middle = sympy.cancel(second / first)

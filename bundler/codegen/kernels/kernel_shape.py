@@ -22,7 +22,13 @@ Masks = tuple[str, ...]
 
 @dataclass
 class Scope:
-    """A run of lines, and the values that they computed."""
+    """A run of lines, and what they computed.
+
+    Attributes:
+        lines, stores: in order; the stores follow all lines.
+        values: (term, masks) -> its value.
+        parts: symbols of index parts that have a line.
+    """
 
     lines: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
@@ -32,7 +38,14 @@ class Scope:
 
 @dataclass(frozen=True)
 class PlacedLoop:
-    """A loop with its addresses in the kernel's space."""
+    """A loop with its addresses in the kernel's space.
+
+    Attributes:
+        loop: as it was scheduled.
+        value, index, index_terms: of the loop, over the parts of the space's dimensions.
+        inside: whether it runs over the reduced dimension too.
+        level: which pass over the row it belongs to.
+    """
 
     loop: Loop
     value: Term
@@ -83,7 +96,8 @@ class KernelShape:
 
     def shape_of(self, dimensions: Collection[Dimension]) -> str:
         """Return the text of the shape of a value that differs along these dimensions alone."""
-        return f"[{', '.join(block_name(d) if d in dimensions else '1' for d in self.space.dimensions)}]"
+        blocks = (block_name(d) if d in dimensions else "1" for d in self.space.dimensions)
+        return f"[{', '.join(blocks)}]"
 
 
 def block_name(dimension: Dimension) -> str:
@@ -104,6 +118,7 @@ def placed_loops(
         assert place is not None, "a loop was fused into a kernel that it does not fit"
         assert domain is not None
         inside = space.reduced is not None and space.reduced in domain
+        # A loop that reads the result of a reduction has to wait for the end of its pass.
         before = [written[name] for name in loop.reads if name in written]
         level = max((item.level + item.loop.is_reduction for item in before), default=0)
         terms = tuple((symbol, substituted(pool, term, place)) for symbol, term in loop.index_terms)
@@ -112,8 +127,8 @@ def placed_loops(
         )
         found.append(item)
         written[loop.buffer] = item
-    # A later pass may read what is changed here, so what was there before is replaced in the last
-    # one.
+    # An input that the kernel reads and overwrites is stored in the last pass: an earlier store
+    # would change what a later pass reads again.
     last = max(item.level for item in found)
     read = {name for loop in loops for name in loop.reads}
     return [

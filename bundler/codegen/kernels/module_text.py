@@ -68,6 +68,7 @@ class KernelModules:
 
     def add(self, text: KernelText) -> ProgramKernel:
         """Return the kernel with this text, under the name that it got when it was first added."""
+        # Compared with a placeholder in the place of the name, so equal kernels are found.
         source = module_text(text) + (harness_text(text) if self.harness else "")
         name = self._by_source.get(source)
         if name is None:
@@ -168,7 +169,7 @@ def _unspecialized(text: KernelText) -> str:
 def _tile_hint(text: KernelText) -> str | None:
     if text.kind != "pointwise" or len(text.dimensions) != 2:  # noqa: PLR2004  # y and x
         return None
-    # One input, one output and two numels: a transposition.
+    # One input, one output and two numels are a transposition, whose tiles should be square.
     return "SQUARE" if len(text.parameters) == 4 else "DEFAULT"  # noqa: PLR2004
 
 
@@ -177,6 +178,7 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
     build or a launch chooses.
     """
     signature = {parameter.name: parameter.type for parameter in text.parameters}
+    # Triton's JIT makes a constant of an integer that is 1; a build ahead of time has to agree.
     constants = {p.name: 1 for p in text.parameters if _is_one(p)}
     signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
     aligned = {
@@ -193,6 +195,7 @@ def _is_one(parameter: KernelParameter) -> bool:
 
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     """Return what heuristics and launches are told."""
+    # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
         "grid_type": _GRIDS[kept],

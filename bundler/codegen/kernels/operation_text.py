@@ -101,6 +101,7 @@ def _to_dtype_bitcast(arguments: Arguments, options: Mapping[str, Any]) -> TextV
             operator="to_dtype_bitcast",
             dtypes=(old.name, new.name),
         )
+    # Bits are those in memory: a float16 value is a float32 in a register.
     bits = operand(stored_text(value.text, old.name))
     same = old.stored == new.stored
     return TextValue(
@@ -147,6 +148,7 @@ def _assembly(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
     16 bits.
     """
     values = [_value(argument) for argument in arguments]
+    # Registers hold what memory would, so that a half has 16 bits.
     texts = [stored_text(value.text, value.dtype) for value in values]
     constraints = options.get("constraints") or ", ".join(["=r", *("r" for _ in texts)])
     result = data_type(options["dtype"])
@@ -155,7 +157,7 @@ def _assembly(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
         f" dtype={result.stored}, is_pure={options.get('is_pure', True)},"
         f" pack={options.get('pack', 1)})"
     )
-    # Assembly may hold any brackets, so the text is no operand by itself.
+    # Brackets inside of the assembly's string would mislead `operand`, which counts them.
     return TextValue(
         text if result.stored == result.computed else loaded_text(f"({text})", result.name),
         result.name,
@@ -250,8 +252,9 @@ def _pointwise(
     texts = [_argument_text(argument, "bool", row) for argument in free]
     texts += [_argument_text(argument, dtype, row) for argument in rest]
     if all(not isinstance(argument, TextValue) for argument in rest):
-        # Python would compute a text of bare numbers, in its own types.
-        texts[row.conditions :] = [constant_text(argument, dtype) for argument in rest]  # type: ignore[arg-type]
+        # Python itself would compute a text of bare numbers, with its own types and rounding.
+        numbers = [constant_text(argument, dtype) for argument in rest]  # type: ignore[arg-type]
+        texts[row.conditions :] = numbers
     return TextValue(
         row.write([operand(text) for text in texts], data_type(dtype), options),
         row.result_dtype(dtype, options),
@@ -298,8 +301,10 @@ def _together(operator: str, one: DataType, other: DataType) -> DataType:
     low, high = sorted((one, other), key=_rank)
     if NumberKind.FLOAT8 in {low.kind, high.kind}:
         raise _refusal(operator, one, other)
+    # Neither holds the other: one has more digits, the other a wider range.
     if {low.name, high.name} == {"float16", "bfloat16"}:
         return data_type("float32")
+    # The next wider signed type holds both; there is none above 64 bits.
     if low.kind is NumberKind.UNSIGNED and high.kind is NumberKind.SIGNED and low.bits >= high.bits:
         if low.bits == _WIDEST:
             raise _refusal(operator, one, other)

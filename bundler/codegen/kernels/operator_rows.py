@@ -141,6 +141,7 @@ _SAME = _form("{0}")
 
 
 def _quotient(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
+    # Triton's `/` of float32 is an approximation; that of float64 is rounded correctly.
     precise = options.get("precise", False) and row.computed == "tl.float32"
     return f"tl.div_rn({texts[0]}, {texts[1]})" if precise else f"{texts[0]} / {texts[1]}"
 
@@ -157,7 +158,7 @@ def _rounded_product(texts: Sequence[str], row: DataType, options: dict[str, Any
 
 
 def _positive_part(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
-    # Not the maximum: zeros keep their sign.
+    # A maximum would make +0.0 of -0.0, which torch's relu keeps.
     return f"tl.where({texts[0]} < 0, {constant_text(0, row.name)}, {texts[0]})"
 
 

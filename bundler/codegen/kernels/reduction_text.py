@@ -134,6 +134,7 @@ class ReductionWriter:
 
     def _plain(self, kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, identity = self._row, constant_text(identity_of(kind, value.dtype), value.dtype)
+        # The value may be the same along the row, as in the sum of a constant: each lane counts.
         spread = self._spread(lines, value)
         if not self._looped:
             masked = (
@@ -142,6 +143,7 @@ class ReductionWriter:
                 else self._new(lines, f"tl.where({row.mask}, {spread}, {identity})")
             )
             return (Value(self._new(lines, self._finished(kind, masked)), value.dtype),)
+        # One partial result for each lane, so that the loop has no step that all lanes wait for.
         accumulator = f"_{self._name()}"
         self._before.append(
             f"{accumulator} ="
@@ -171,6 +173,7 @@ class ReductionWriter:
                     lines, f"tl.where({row.mask}, {spread}, {constant_text(identity, value.dtype)})"
                 )
             return (self._position(kind, masked, index, lines),)
+        # The largest index loses against any other of an equal value: torch names the first one.
         best, place = f"_{self._name()}", f"_{self._name()}"
         self._before += [
             f"{best} = {constant_text(identity, value.dtype, row.shape)}",
@@ -194,9 +197,12 @@ class ReductionWriter:
     def _welford(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, kind = self._row, compute_type(value.dtype)
         spread = self._spread(lines, value)
+        # A row that is held whole has its mean first and its deviations from it then, which is more
+        # exact than combining partial results.
         if not self._looped:
             count = f"tl.full([], {row.prefix}numel, {kind})"
             mean, squares, weight = (self._name() for _ in range(3))
+            # The count is that of the row, not of the block, whose other lanes are masked.
             lines.append(
                 f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count},"
                 f" {row.axis})"
@@ -204,6 +210,7 @@ class ReductionWriter:
             return self._shaped((mean, squares), value.dtype, lines)
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
+        # In the first step accumulators hold nothing, which `welford_next` is told.
         new = [self._name() for _ in range(3)]
         lines.append(
             f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset"
@@ -243,7 +250,7 @@ class ReductionWriter:
     ) -> tuple[Value, ...]:
         first, second = self._name(), self._name()
         lines.append(f"{first}, {second} = lib.softmax_reduce({top}, {total}, {self._row.axis})")
-        # Relative to a maximum of minus infinity nothing has an exponential.
+        # A row of nothing but minus infinity has no softmax: -inf - -inf is NaN, as in torch.
         whole = self._new(lines, f"tl.where({first} == float('-inf'), float('nan'), {second})")
         return self._shaped((first, whole), dtype, lines)
 

@@ -23,11 +23,12 @@ from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.format.cached_properties import cached_property
 
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
-# Buffer -> the places in it.
+# Buffer -> the addresses at which it is touched.
 _Addresses = Mapping[str, set[sympy.Expr]]
 
-# A kernel of more loops has more registers than a processor.
+# More loops than this spill registers.
 _MOST_LOOPS = 64
+# What a buffer counts as whose size has no example.
 _UNKNOWN_SIZE = 8192
 _NOWHERE: frozenset[sympy.Expr] = frozenset()
 
@@ -74,8 +75,12 @@ def dimensions_of(loop: Loop) -> _Dimensions:
 
 
 class _Fused(NamedTuple):
-    """Two groups as one: whether one writes what the other touches, and how many elements both read
-    at the same addresses.
+    """Two groups as one kernel.
+
+    Attributes:
+        group: the kernel.
+        vertical: whether one of the two writes what the other touches, so a store is saved.
+        shared: how many elements both touch at the same addresses, so they are loaded once.
     """
 
     group: LoopGroup
@@ -101,6 +106,7 @@ class _Fusion:
         self._sizes: dict[str, int] = {}
 
     def run(self) -> list[LoopGroup]:
+        # Each round fuses pairs; what they became may pair up again, until nothing does.
         while self._round():
             pass
         by_first = {self._first(group): group for group in self._groups}
@@ -112,6 +118,8 @@ class _Fusion:
         changed = False
         for a, b, together in self._candidates():
             one, other = self._groups[a], self._groups[b]
+            # A better pair of this round may have used one of them up, and then the score no longer
+            # holds: the next round scores what it became.
             if (
                 groups[a] is one
                 and groups[b] is other
@@ -130,6 +138,8 @@ class _Fusion:
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
+        # Three reasons to try a pair: a buffer in common, that and equal dimensions, or being
+        # siblings. Trying all pairs would cost the square of the program's length.
         siblings = _neighbours(self._siblings(users).values())
         alike: dict[tuple[str, object], list[int]] = {}
         for name, numbers in users.items():
@@ -143,10 +153,14 @@ class _Fusion:
             if (one, other) not in self._fusions:
                 self._fusions[one, other] = self._together(one, other)
             found = self._fusions[one, other]
+            # Where nothing is stored or loaded less, a launch less does not pay for the registers
+            # that two bodies need at once; siblings are the exception.
             if found is None or (
                 found.shared == 0 and not found.vertical and (a, b) not in siblings
             ):
                 continue
+            # Of equal gains the nearest pair first: what lies between two groups has to move, and
+            # the order is the same in every process.
             distance = abs(self._first(one) - self._first(other))
             scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
         scored.sort(key=lambda row: row[:-1])
@@ -196,8 +210,11 @@ class _Fusion:
         return found
 
     def _together(self, one: LoopGroup, other: LoopGroup) -> _Fused | None:
+        # An extern call has no loops to join.
         if not one.loops or not other.loops or len(one.nodes) + len(other.nodes) > _MOST_LOOPS:
             return None
+        # A loop that fits no common dimensions, or touches a written buffer elsewhere, forbids the
+        # pair.
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
             own, others = (self._accesses.of(group, dimensions) for group in (one, other))
             if own is not None and others is not None and _same_addresses(one, other, own, others):
@@ -215,6 +232,8 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
         return [one]
     if len(one) == len(other):
         return []
+    # A pointwise loop joins a reduction when it runs over the whole rows and columns, or over one
+    # element for each row.
     longer, shorter = (one, other) if len(one) > len(other) else (other, one)
     whole = numel([size for _, size in longer])
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
@@ -277,6 +296,7 @@ class _Accesses:
 
 def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _Addresses) -> bool:
     """Whether each buffer that one of two groups writes has one address in all loops of both."""
+    # Then a lane reads only what it wrote itself; a kernel cannot wait for its other programs.
     if not all(
         len(own.get(name, _NOWHERE) | others.get(name, _NOWHERE)) == 1
         for name in one.written | other.written
@@ -286,6 +306,8 @@ def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _
     modes = {loop.buffer for loop in loops if loop.mode is not None}
     if not modes:
         return True
+    # A scatter touches places that only values decide, so its buffer has no other writer and no
+    # reader in the kernel.
     writers = Counter(loop.buffer for loop in loops)
     reads = {load[0] for loop in loops for load in loop.loads}
     return all(writers[name] == 1 for name in modes) and not reads & modes
@@ -300,10 +322,13 @@ class _GroupOrder:
     """
 
     def __init__(self, edges: Sequence[set[int]]) -> None:
-        # Nodes that a group waits for, none of its own.
+        # Group -> the nodes outside of it that it waits for.
         self._waits = dict(enumerate(edges))
+        # Node -> its group.
         self._home = list(range(len(edges)))
+        # Group -> its nodes.
         self._members = {number: [number] for number in range(len(edges))}
+        # Group -> its place in the order, and place -> group; merges leave places empty.
         self._slot = list(range(len(edges)))
         self._at: list[int | None] = list(range(len(edges)))
 
@@ -317,6 +342,7 @@ class _GroupOrder:
             return False
         low, high = self._slot[first], self._slot[last]
         window = [found for found in self._at[low : high + 1] if found is not None]
+        # What the later one waits for moves in front of the pair, all else of the window behind it.
         kept, gone = min(one, other), max(one, other)
         before = [number for number in window if number in between]
         behind = [n for n in window if n not in between and n not in {one, other}]
@@ -339,6 +365,7 @@ class _GroupOrder:
         """
         low = self._slot[first]
         found: set[int] = set()
+        # Only what stands behind the first can lead back to it, so the search ends there.
         stack = [number for number in self._waited(last) if number != first]
         while stack:
             number = stack.pop()
@@ -383,10 +410,12 @@ def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[
     calls whose order counts, which wait for all calls.  What another one that is waited for waits
     for itself is left out: thousands of nodes may write parts of one buffer.
     """
-    calls: list[int] = []  # since the last check, or call whose order counts
-    last: int | None = None  # of these
-    writers: dict[str, int] = {}  # the last one of each buffer
-    readers: dict[str, list[int]] = {}  # since then
+    # Calls since the last barrier; a barrier is a check, or a call whose order counts.
+    calls: list[int] = []
+    last: int | None = None
+    # Buffer -> its last writer, and its readers since then.
+    writers: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
     edges: list[set[int]] = []
     for number, node in enumerate(nodes):
         before: set[int] = set()
@@ -399,6 +428,7 @@ def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[
             writers[name] = number
         called = isinstance(node, ExternCall)
         writes_input = any(buffers[name].source != "node" for name in node.writes)
+        # An input must not change, nor an operator run, before a check that may raise.
         if last is not None and (called or writes_input):
             before.add(last)
         if isinstance(node, ExternCall):

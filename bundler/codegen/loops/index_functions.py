@@ -62,6 +62,7 @@ class FloorDiv(sympy.Function):
 
     @classmethod
     def _by_number(cls, base: sympy.Expr, divisor: sympy.Integer) -> sympy.Expr | None:
+        # (a // b) // c is a // (b * c), also below zero, since both round down.
         if isinstance(base, FloorDiv) and _is_positive_integer(base.args[1]):
             return FloorDiv(base.args[0], base.args[1] * divisor)
         quotient, rest = _split(base, divisor)
@@ -103,6 +104,7 @@ class ModularIndexing(sympy.Function):
     def _by_numbers(
         cls, base: sympy.Expr, divisor: sympy.Integer, modulus: sympy.Integer
     ) -> sympy.Expr | None:
+        # Whole turns of the digit change nothing.
         turns, rest = _split(base, divisor * modulus)
         if turns != 0:
             return ModularIndexing(rest, divisor, modulus)

@@ -22,8 +22,8 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
     if divisor == 0:
         return None
-    # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is
-    # one
+    # A divisor that is a sum, such as the size of a strided slice, (n - 1) // 2 + 1, divides no
+    # single term of a multiple of it, so the whole is divided at once.
     if divisor.is_Add:
         whole = sympy.cancel(expr / divisor)
         return sympy.expand(whole) if whole.as_numer_denom()[1] == 1 and whole.is_integer else None
@@ -45,6 +45,7 @@ def _rejoined(expr: sympy.Expr) -> sympy.Expr:
         coefficient, factor = term.as_coeff_Mul()
         if isinstance(factor, ModularIndexing):
             base, divisor, modulus = factor.args
+            # The digit above, which together with this one is a longer part of the index.
             rest = coefficient * modulus * FloorDiv(base, divisor * modulus)
             if rest in terms:
                 return _rejoined(
@@ -107,6 +108,8 @@ class Ranges:
 
     def fits(self, expr: sympy.Expr) -> bool:
         """Whether an expression, and every term of it, provably has at most 31 bits and a sign."""
+        # Each term by itself, since partial sums have to fit as well, in whatever order they are
+        # added.
         reach = sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(expr)):
             coefficient, factor = term.as_coeff_Mul()
@@ -114,8 +117,8 @@ class Ranges:
             if bound is None:
                 return False
             reach += abs(coefficient) * bound
-        # Sizes that change are at most 31 bits where indices have as few, but products of them need
-        # not be.
+        # A size alone is below 2**31 in a kernel with 32-bit indices, which checks that; a product
+        # of such sizes need not be.
         alone = isinstance(expr, sympy.Symbol)
         return bool(alone or (reach.is_Integer and reach <= _LARGEST_NARROW))
 
@@ -173,6 +176,7 @@ class Ranges:
         never reach together.
         """
         terms = sympy.Add.make_args(base)
+        # `(8 * i + j) // 24` with j < 8 is `i // 3`: j never carries into the next multiple of 8.
         factors = {term.as_coeff_Mul()[0] for term in terms} if divisor.is_Integer else set()
         for factor in sorted(
             factor

@@ -35,15 +35,17 @@ from bundler.codegen.loops.loop_terms import Term, TermPool, in_order, substitut
 Indices = tuple[sympy.Expr, ...]
 At = Callable[[Indices], Term]
 
-# A tensor that several others use is computed once, and kept, from so many loads or operators on.
+# A tensor that several others use is stored if it takes more loads or operators than this; a
+# cheaper one is computed again by each.
 _COSTLY_READS, _COSTLY_OPERATORS = 4, 30
-# Philox takes about as long as so many operators.
+# How many operators a random number by Philox counts as.
 _RANDOM = {"rand": 30, "randn": 60, "randint64": 30}
 _MADE = "buf"
-# A body reads at most so many buffers, whoever uses it.
+# A body that reads more buffers than this is stored, even for a single user: each read takes
+# registers.
 _MOST_READS = 8
-# So many operators of a body stand at most on each other, since reading one calls the next: Python
-# has 1000 calls.  Loops that are cut here are fused again.
+# A deeper body is stored. Reading a tensor calls the function of each one below it, and Python
+# stops at 1000 nested calls. Loops that are cut here are fused again, so no kernel gets smaller.
 _DEEPEST = 64
 
 
@@ -93,7 +95,8 @@ class LazyTensor:
             sympy.Integer(0) if size == 1 else index
             for index, size in zip(indices, self.sizes, strict=True)
         )
-        if self.base is not None:  # its base may get a buffer later
+        # A view is asked anew each time, since its base may have got a buffer meanwhile.
+        if self.base is not None:
             return self.compute(key)
         term = self._known.get(key)
         if term is None:
@@ -125,10 +128,10 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.deterministic = False
         self._count = self._seeds = 0
-        # Buffers that are the memory of one tensor of torch's.
+        # Buffers that belong to one tensor of torch's, and must not serve as another one's result.
         self._owned: set[str] = set()
-        # Of each term some of its loads, one more than a body has at most, and how many terms stand
-        # on each other.
+        # Term -> what it loads, and its depth. At most `_MOST_READS + 1` loads are kept, which is
+        # enough to see that there are too many.
         self._weights: dict[Term, tuple[frozenset[Any], int]] = {}
 
     # -------------------------------------------------------------------------------------- Tensors
@@ -204,6 +207,7 @@ class GraphBuilder:
 
     def _moved(self, root: LazyTensor) -> str:
         """Compute a tensor into a new buffer in the layout that torch traced, and read it there."""
+        # Whoever sees the tensor from outside relies on torch's strides.
         strides = root.strides or contiguous_strides(root.sizes)
         layout = TensorLayout(root.dtype, root.sizes, tuple(strides))
         name = self.new_buffer(layout)
@@ -224,6 +228,7 @@ class GraphBuilder:
                 ]
             )
         )
+        # The dtype of the buffer, which a 16-bit result is rounded to when it is stored.
         value = self.pool.cast(value, layout.dtype)
         self.nodes.append(
             Loop(
@@ -309,9 +314,12 @@ class GraphBuilder:
             view: whether its results may share memory with its arguments.
             ordered: whether all calls before it come first, and all behind it later.
         """
+        # A view's result must not share memory with a tensor that torch does not have it share
+        # with.
         place = self.owned if view else self.reference
         given = tuple(self._in_memory(value, place) for value in arguments)
         named = tuple((k, self._in_memory(value, place)) for k, value in sorted(keywords.items()))
+        # The result of a called view may share the memory of any buffer that the call reads.
         read = ExternCall(operator, given, named, (), reason).reads
         bases = read if view else ()
         outputs = tuple(None if item is None else self.new_buffer(item, bases) for item in results)
@@ -330,7 +338,7 @@ class GraphBuilder:
             return [self._in_memory(item, place) for item in value]
         return value
 
-    # What is seen from outside of our kernels ---------------------------------------------------
+    # ------------------------------------------------------------ What others see of our tensors
 
     def reference(self, tensor: LazyTensor) -> Reference:
         """Return where a tensor lies in memory, with the strides that torch traced.
@@ -382,7 +390,8 @@ class GraphBuilder:
             return place
         if tensor.strides is None or tensor.dtype != root.dtype:
             return None
-        # Both fake tensors have one storage, and the root lies as torch has it.
+        # In torch both share one storage, and the root lies here as it does there, so the distance
+        # of the two offsets is the same.
         start = place.layout.offset + tensor.storage_offset - root.storage_offset
         layout = TensorLayout(tensor.dtype, tensor.sizes, tensor.strides, sympy.expand(start))
         return Reference(place.buffer, layout)
@@ -400,6 +409,8 @@ class GraphBuilder:
     def strided_view(self, tensor: LazyTensor) -> Reference | None:
         """Return a tensor as a strided view of one buffer, None where it is no such view."""
         names = variables("i", tensor.sizes)
+        # A view is a plain load whose address is linear in the indices: their factors are the
+        # strides.
         term = self._simplified(tensor.at(names), dict(zip(names, tensor.sizes, strict=True)))
         if term.operator != "load" or term.arguments:
             return None
@@ -413,7 +424,7 @@ class GraphBuilder:
         ):
             return None
         if not all(stride.is_nonnegative for stride in strides):
-            return None  # torch has no such tensors
+            return None  # a flipped tensor, which torch has no strides for
         if tensor.dtype != self.buffers[term.details[0]].layout.dtype:
             return None
         return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
@@ -424,6 +435,7 @@ class GraphBuilder:
         """
         if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
             return
+        # The same variables for every tensor, so that terms, and their weights, are shared.
         body = tensor.at(variables("i", tensor.sizes))
         loads, depth = self._weight_of(body)
         reads = len(loads)

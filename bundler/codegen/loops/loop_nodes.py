@@ -21,6 +21,7 @@ from bundler.format.cached_properties import cached_property
 POINTWISE = "pointwise"
 #: The buffer that holds the seeds of a call's random numbers.
 SEEDS = "seeds"
+#: Both kinds of a pair, such as `welford_mean` and `welford_m2`, come from one computation.
 REDUCTIONS = frozenset(
     {
         "sum",
@@ -49,6 +50,7 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     strides, step = [], sympy.Integer(1)
     for size in reversed(sizes):
         strides.append(step)
+        # torch counts an empty dimension as one element here.
         step = step * (sympy.Integer(1) if size == 0 else size)
     return tuple(reversed(strides))
 
@@ -75,6 +77,7 @@ class TensorLayout:
     @property
     def storage(self) -> sympy.Expr:
         """How many elements of memory the tensor spans from its first one."""
+        # Without an element nothing is spanned, whatever the strides.
         if any(size == 0 for size in self.sizes):
             return sympy.Integer(0)
         spans = [(size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True)]

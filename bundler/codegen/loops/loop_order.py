@@ -17,15 +17,16 @@ import sympy
 from bundler.codegen.loops.loop_nodes import Loop
 from bundler.codegen.loops.loop_terms import TermPool, expressions_of, substituted
 
-_POSITIONAL = frozenset(
-    {"argmax", "argmin"}
-)  # the position in the row is the result, so rows keep their order
+# Their result is a position in the row, so the dimensions of a row keep their order.
+_POSITIONAL = frozenset({"argmax", "argmin"})
 Variables = tuple[sympy.Symbol, ...]
 Sizes = tuple[sympy.Expr, ...]
 
 
 def normalized(pool: TermPool, loop: Loop) -> Loop:
     """Return an equal loop in its simplest form."""
+    # In this order: a dimension of one element would stand between two that could be merged, and
+    # only neighbours in memory's order are merged.
     loop = _without_single(pool, loop)
     loop = _ordered(loop)
     merged, change = merged_dimensions(loop.variables, loop.sizes, _expressions(loop))
@@ -54,6 +55,7 @@ def merged_dimensions(
     dimensions = list(zip(variables, sizes, strict=True))
     gone: dict[sympy.Symbol, sympy.Expr] = {}
     number = len(dimensions) - 2
+    # From the innermost outwards, so that a merged dimension can be merged again.
     while number >= 0:
         (outer, outer_size), (inner, inner_size) = dimensions[number : number + 2]
         if all(_is_one(expr, outer, inner, inner_size) for expr in expressions):
@@ -68,6 +70,7 @@ def _is_one(
 ) -> bool:
     if not expr.has(outer):
         return not expr.has(inner)
+    # Running the inner variable on past its size must give what the outer one gives.
     together = expr.xreplace({outer: sympy.Integer(0), inner: inner + inner_size * outer})
     return bool(sympy.expand(together - expr) == 0)
 
@@ -114,6 +117,8 @@ def _without_single(pool: TermPool, loop: Loop) -> Loop:
 
 def _ordered(loop: Loop) -> Loop:
     """Return a loop whose last dimensions are those that memory runs along."""
+    # Stores decide the order of kept dimensions: neighbouring lanes should write neighbouring
+    # elements. Rows are only read.
     kept = _by_stride(loop.variables, loop.sizes, [loop.index])
     reduced = list(zip(loop.reduced, loop.reduced_sizes, strict=True))
     if loop.kind not in _POSITIONAL:
@@ -139,6 +144,6 @@ def _by_stride(
         ]
         # An expression that does not run through all of them says nothing of their order.
         if all(stride.is_Integer and stride > 0 for stride in strides):
-            order = sorted(range(len(dimensions)), key=lambda n, found=strides: (-found[n], n))  # type: ignore[misc]
-            return [dimensions[number] for number in order]
+            order = sorted((-stride, number) for number, stride in enumerate(strides))
+            return [dimensions[number] for _, number in order]
     return dimensions

@@ -4,12 +4,15 @@
 A body is a directed graph of terms, so a term that is used twice is one object, and what is
 computed of it is computed once::
 
-    load           details (buffer, index, symbols): `buffer[index]`; arguments are the terms that the symbols stand for
+    load           details (buffer, index, symbols): `buffer[index]`;
+                   arguments are the terms that the symbols stand for
     index_expr     details (expression, symbols): the value of an index expression
     constant       details (value,)
-    masked         arguments (mask, body), details (other,): body where the mask holds, loads of it masked, else the other value
-    check_bounds   arguments (index,), details (("size", size),): the index, asserted to be at least 0 and below the size
-    other names    an operator of `operation_text`; details are its options as (name, value) pairs
+    masked         arguments (mask, body), details (other,): the body where the mask holds,
+                   with its loads masked; else the other value
+    check_bounds   arguments (index,), details (("size", size),): the index,
+                   asserted to be at least 0 and below the size
+    other names    an operator of `operation_text`; details are its options, (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.
 """
@@ -27,7 +30,7 @@ from bundler.codegen.kernels.data_types import data_type
 from bundler.errors import UnsupportedOperator
 
 Argument = Union["Term", int, float, bool]
-# Buffer, index, indirect symbols.
+# Buffer, index, and the symbols of the index that stand for values.
 Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
 STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
 
@@ -72,8 +75,8 @@ class TermPool:
         details: tuple[Any, ...] = (),
     ) -> Term:
         """Return the term with these parts."""
-        # A type beside each number and detail: 1, 1.0 and True are equal, and so are 0.0 and -0.0,
-        # but are not the same constant.
+        # Type and spelling of each number: Python has 1, 1.0 and True as equal, and 0.0 and -0.0,
+        # but they are different constants.
         parts = tuple(
             item.number if isinstance(item, Term) else (type(item), repr(item))
             for item in arguments
@@ -131,11 +134,11 @@ class TermPool:
         return term if term.dtype == dtype else self.operate("to_dtype", term, dtype=dtype)
 
     def rounded(self, term: Term) -> Term:
-        """Return a 16-bit float with the bits that torch has of it, for what makes a yes or a no,
-        or an integer, of it.
+        """Return a 16-bit float rounded to the bits that torch has of it.
 
-        Else it keeps the precision of float32: a maximum that was stored would equal none of the
-        numbers that it was found among, computed again for a gradient.
+        Only comparisons, and what makes integers of it, need that. A kernel computes in float32, so
+        a maximum that was stored in 16 bits would equal none of the numbers that it is compared
+        with when they are computed again for a gradient.
         """
         half = data_type(term.dtype).is_half and term.operator != "constant"
         return self.operate("to_dtype", term, dtype=term.dtype, rounded=True) if half else term
@@ -173,6 +176,7 @@ class TermPool:
             wrap: add the size to negative values.
             check: assert the bounds in the kernel.
         """
+        # Narrower and unsigned types would overflow, or compare wrongly, when the size is added.
         term = self.cast(term, "int64") if term.dtype not in {"int32", "int64"} else term
         if wrap:
             zero, length = self.constant(0, term.dtype), self.index(size, term.dtype)
@@ -186,6 +190,7 @@ class TermPool:
             )
         if check:
             term = self.operate("check_bounds", term, dtype=term.dtype, size=size)
+        # The same value below the same size is the same symbol, so that equal addresses stay equal.
         key = (term.number, size)
         if key not in self._symbols:
             symbol = sympy.Symbol(f"indirect{len(self._symbols)}", integer=True, nonnegative=True)

@@ -55,6 +55,7 @@ class Dimension:
         """Return the symbol of a part."""
         key = (divisor, length)
         if key not in self.parts:
+            # Numbered as they are first used, so that equal kernels have equal text.
             name = f"{self.prefix}{len(self.parts)}"
             self.parts[key] = Part(
                 sympy.Symbol(name, integer=True, nonnegative=True), divisor, length
@@ -85,6 +86,7 @@ class IterationSpace:
         if loop.is_reduction:
             fits = self.reduced is not None and numel(loop.reduced_sizes) == self.reduced.numel
             return self.dimensions if fits and numel(loop.sizes) == self._numel(self.kept) else None
+        # A pointwise loop beside a reduction runs over all elements, or once for each row.
         for dimensions in (self.dimensions, self.kept):
             if numel(loop.sizes) == self._numel(dimensions):
                 return dimensions
@@ -122,6 +124,9 @@ class IterationSpace:
         pieces: dict[Dimension, list[Piece]],
         expressions: dict[sympy.Symbol, sympy.Expr],
     ) -> sympy.Expr:
+        # Pieces are made for each loop; expressed by parts, which the space shares, addresses of
+        # two loops can be compared. Pieces that stand together in an address become one part first,
+        # so that two ways of cutting a dimension give equal addresses.
         expr = sympy.expand(expr.xreplace(expressions))
         sizes = {symbol: size for found in pieces.values() for symbol, size in found}
         expr = Ranges(sizes).simplified(expr)
@@ -131,6 +136,7 @@ class IterationSpace:
             merged, gone = merged_dimensions(
                 tuple(s for s, _ in found), tuple(n for _, n in found), [expr]
             )
+            # The innermost piece has divisor 1; each further one is divided by all sizes behind it.
             divisor, names = sympy.Integer(1), {}
             for symbol, size in reversed(merged):
                 if expr.has(symbol) and symbol not in gone:
@@ -182,6 +188,9 @@ def _laid(
                 place += 1
             if place == len(left):
                 return None
+            # Either what is left of the variable fits into what is left of the dimension, or fills
+            # it and goes on in the next; where neither divides the other, no part has a fixed
+            # length.
             whole, part = exact_quotient(left[place], rest), exact_quotient(rest, left[place])
             taken = rest if whole is not None else left[place]
             if whole is None and part is None:

@@ -22,13 +22,16 @@ def runs_along(loop: Loop) -> bool | None:
     What is read once for all rows, or once for each element of one, is little beside what every row
     reads of its own, so it has no vote where that is read too.
     """
+    # A set: an address that is read twice is fetched once.
     indices = {index for root in loop.roots for _, index, _ in loads_of(root)}
     moving = [index for index in indices if any(index.has(variable) for variable in loop.reduced)]
+    # Where some addresses move with every variable, they are nearly all of the traffic.
     whole = [index for index in moving if all(index.has(variable) for variable in loop.variables)]
     along = []
     for index in whole or moving:
         inner, outer = _least_stride(index, loop.reduced), _least_stride(index, loop.variables)
         if inner is not None:
+            # The smaller stride is the direction in which elements lie beside each other.
             along.append(outer is None or inner < outer)
     return None if not along else 2 * sum(along) > len(along)
 

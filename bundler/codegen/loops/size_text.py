@@ -16,8 +16,7 @@ from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing, Pyt
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.heuristics.launch_expressions import MAX_TEXT
 
-# Functions, operators and choices by the names that torch's symbolic shapes, or sympy, have for
-# them.
+# Functions and operators by the names of torch's symbolic shapes and of sympy.
 _FORMS = {
     "TruncToInt": "trunc({})",
     "FloorToInt": "floor({})",
@@ -55,8 +54,7 @@ _INFIX = {
 }
 
 
-# Sums that are written longer become products again where they are some; with more symbols that
-# takes seconds.
+# A longer text is factored, which takes seconds where there are more symbols than this.
 _LONG, _MOST_SYMBOLS = 512, 12
 
 
@@ -71,7 +69,7 @@ def size_text(size: sympy.Expr) -> int | str:
         return int(size)
     text = _text(size)
     if len(text) > _LONG and len(size.free_symbols) <= _MOST_SYMBOLS:
-        # Expanded, a product of three sizes with six terms each has some two hundred.
+        # Expanded, a product of three sizes of six terms each has some two hundred terms.
         text = min(text, _text(sympy.factor(size)), key=len)
     if len(text) > MAX_TEXT:
         raise UnsupportedOperator(
@@ -101,6 +99,7 @@ def _index(expr: sympy.Expr, text: object) -> str | None:
     assert callable(text)
     if expr.is_Integer or isinstance(expr, sympy.Symbol):
         return str(expr)
+    # Sums and products in an order that no hash decides; quotients as they are written.
     parts = [text(part) for part in sorted(expr.args, key=default_sort_key)]
     ordered = [text(part) for part in expr.args]
     match expr:

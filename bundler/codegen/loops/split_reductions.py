@@ -29,21 +29,25 @@ from bundler.codegen.loops.loop_order import normalized
 from bundler.codegen.loops.loop_terms import Term, substituted
 from bundler.codegen.loops.row_direction import runs_along
 
-# Kinds whose pieces are reduced by the same kind, and those that need pieces of one length.
+# Kinds whose results of pieces are reduced by the same kind; and mean and squared deviations, which
+# can be combined without weights only if all pieces have one length.
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "xor_sum"})
 _MOMENTS = frozenset({"welford_mean", "welford_m2"})
-# A large device, which the text is written for: what fits another one half as large is right within
-# a factor of two.
+# The text is for any device, so it counts on one large one; a device of half the size gets at most
+# twice the best number of pieces.
 _MULTIPROCESSORS, _THREADS = 132, 2048
-_LEAST_EACH, _MOST_EACH = 32, 512  # elements that a thread reduces
+# How many elements a thread reduces: fewer do not pay for the thread, more leave others idle.
+_LEAST_EACH, _MOST_EACH = 32, 512
 _PROGRAM_THREADS = 256
-_SHORT_ROW = 8192  # one program reads as much in the time that a second launch takes
-_COLUMNS, _DEPTH = (
-    128,
-    4,
-)  # of a program that reduces across rows: columns, and elements of each that are in flight
+# One program reads a row of this length in the time that a second launch takes.
+_SHORT_ROW = 8192
+# A program that reduces across rows has so many columns, and so many elements of each in flight.
+_COLUMNS, _DEPTH = 128, 4
+# With more columns than this, programs keep the device busy without a split.
 _MOST_COLUMNS = 64 * _MULTIPROCESSORS
-_SAME_LENGTHS = 1.5  # pieces of one length are worth so many times more or fewer of them
+# Pieces of one length need no mask, which is worth so many times more or fewer pieces.
+_SAME_LENGTHS = 1.5
+# Bounds the search for a divisor.
 _MAX_DIVISIONS = 65536
 
 
@@ -84,12 +88,15 @@ def pieces_of(loop: Loop) -> RowPieces | None:
     rows, row = numel(loop.sizes), numel(loop.reduced_sizes)
     if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
         return None
+    # A split needs to know along which direction memory runs, except of a single row, which only
+    # can be cut along it.
     runs = runs_along(loop)
     if rows != 1 and runs is None:
         return None
     across = rows != 1 and not runs
     wanted = _wanted_across(int(rows), int(row)) if across else _wanted_along(int(rows), int(row))
     count = _even_count(int(row), wanted)
+    # A last piece that is shorter reads the identity beyond the row's end.
     if count is None and loop.kind in _PLAIN:
         count = wanted
     if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
@@ -109,6 +116,7 @@ def _wanted_along(rows: int, row: int) -> int:
     elif work >= _MOST_EACH * threads:
         each = _MOST_EACH
     else:
+        # In between, as many programs as half of the device's threads make, shared by the rows.
         programs = _ceil(threads // (2 * _PROGRAM_THREADS), rows)
         each = _ceil(row, _PROGRAM_THREADS * programs)
     return _ceil(row, each * _PROGRAM_THREADS)
@@ -176,6 +184,7 @@ class _Splitter:
         steps: list[Loop] = []
         key = (loop.value, loop.reduced)
         if key not in means:
+            # Mean and squared deviations of one value share the means of their pieces.
             steps.append(self._first("welford_mean"))
             means[key] = steps[0].buffer
         mean = self._first("welford_mean", means[key])
@@ -204,6 +213,8 @@ class _Splitter:
         """Return the loop over pieces; into a new buffer where no name of one is given."""
         loop, pieces = self._loop, self._pieces
         kept, sizes = (self._piece, *loop.variables), (sympy.Integer(pieces.count), *loop.sizes)
+        # The index of the piece is outermost where memory runs across the rows, so that lanes
+        # beside each other still read neighbours; else innermost, so that each piece is one run.
         if not pieces.across:
             kept, sizes = (*loop.variables, self._piece), (*loop.sizes, sympy.Integer(pieces.count))
         value = self._cut(kind)
@@ -244,6 +255,7 @@ class _Splitter:
         """
         loop, pieces = self._loop, self._pieces
         count, length = sympy.Integer(pieces.count), sympy.Integer(pieces.length)
+        # The row is cut as one flat run, whatever dimensions it has.
         flat, places = self._piece * length + self._within, {}
         strides = contiguous_strides(loop.reduced_sizes)
         for number, (variable, size, stride) in enumerate(
@@ -265,5 +277,6 @@ class _Splitter:
                 "lt", self._pool.index(flat), self._pool.index(row), dtype="bool"
             )
             value = self._pool.masked(inside, value, identity_of(kind, value.dtype))
+        # The results of the pieces go through memory: in 16 bits they would be rounded twice.
         halves = {"float16", "bfloat16"}
         return self._pool.cast(value, "float32") if value.dtype in halves else value

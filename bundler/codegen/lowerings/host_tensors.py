@@ -72,6 +72,7 @@ class HostTensors:
         except UnsupportedOperator:
             return None
         assert found is not None
+        # Kernels compute it of the numbers; only a called operator needs it in the host's memory.
         found.host = cache(lambda: self._called(call))
         return (found,)
 
@@ -94,6 +95,7 @@ class HostTensors:
         layout = self._builder.buffers[name].layout
         if name not in changed:
             return Reference(name, layout)
+        # The input is changed before the result is read, so what it held is copied first.
         held = self._builder.new_buffer(layout)
         self._call(_CLONE, Reference(name, layout), outputs=(held,))
         return Reference(held, layout)

@@ -60,6 +60,7 @@ def both_of(builder: GraphBuilder, conditions: Sequence[Term | None]) -> Term | 
 
 def _concatenated(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     pool, dtype = builder.pool, call.dtype
+    # torch skips empty tensors of one dimension, whatever the rank of the others.
     tensors = [t for t in call.arguments["tensors"] if t.sizes != (0,)]
     if not tensors:
         return builder.lazy(call.sizes, dtype, lambda _: pool.constant(0, dtype), call.origins)
@@ -79,6 +80,8 @@ def _concatenated(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         return body if mask is None else pool.masked(mask, body, 0)
 
     def at(indices: Indices) -> Term:
+        # A chain of choices from the last tensor to the first: only the ends need comparing. Each
+        # part has its mask as well, so that no lane loads outside of a tensor.
         result = part(len(tensors) - 1, indices)
         for number in reversed(range(len(tensors) - 1)):
             before = inside(builder, indices[dim], None, ends[number])
@@ -104,6 +107,7 @@ def _padded(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         moved = tuple(index - low for index, low in zip(indices, lows, strict=True))
         conditions = []
         for index, size, (before, after) in zip(moved, tensor.sizes, edges, strict=True):
+            # A side without padding needs no comparison; negative padding cuts off and needs one.
             low = sympy.Integer(0) if before != 0 else None
             conditions.append(inside(builder, index, low, size if after != 0 else None))
         mask, body = both_of(builder, conditions), tensor.at(moved)
@@ -134,11 +138,13 @@ def index_places(
             "an index that is a mask, whose result has as many elements as the mask has true ones"
         )
     rank = max((len(tensor.sizes) for tensor in tensors), default=0)
+    # As in numpy: dimensions of adjacent indices stand in their place, of others in front.
     together = chosen == list(range(chosen[0], chosen[0] + len(chosen))) if chosen else True
     first = chosen[0] if chosen and together else 0
     shape = broadcast_sizes([tensor.sizes for tensor in tensors])
 
     def places(indices: Indices) -> Indices:
+        # The result has the index's dimensions in one place, and all others in order around them.
         spread, rest = (
             indices[first : first + rank],
             iter((*indices[:first], *indices[first + rank :])),

@@ -47,12 +47,15 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
     before = len(builder.nodes), dict(builder.buffers)
     try:
         found = generated(builder, call)
+        # Loops that the lowering added are checked too, while the operator can still be called
+        # instead.
         for node in builder.nodes[before[0] :]:
             assert isinstance(node, Loop)
             for root in node.roots:
                 _check_terms(root)
     except UnsupportedOperator as error:
-        # What the lowering had begun is taken back; buffers that it read stay as they were.
+        # Writes into a copy are taken back. Buffers that its arguments got on the way stay: they
+        # hold what they should, and others may use them.
         realized = [
             node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode
         ]
@@ -87,6 +90,8 @@ def generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     try:
         found = _generated(builder, call)
     except TypeError as error:
+        # A lowering that needs a plain number fails on a symbol with a TypeError of Python's;
+        # without symbols it is a fault of the lowering.
         if not has_symbols([*call.positional, *call.keywords.values()]):
             raise
         raise call.refusal(f"takes a size that changes: {error}") from error

@@ -101,6 +101,7 @@ def _in_operand_dtype(
     builder: GraphBuilder, call: OperatorCall, *, operator: str, dtype: str = "bool"
 ) -> LazyTensor:
     """Compute in the dtype of the operands; the result has another one."""
+    # Comparisons look at the 16 bits that torch has, not at the float32 of a register.
     pool = builder.pool
     return elementwise(
         builder,
@@ -131,6 +132,7 @@ def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Lazy
     pool = builder.pool
 
     def compute(left: Term, right: Term) -> Term:
+        # One rounding in place of two, as in torch's kernels.
         if alpha != 1 and dtype in _FLOATS:
             factor = pool.constant(-alpha if operator == "sub" else alpha, dtype)
             return pool.operate("fma", right, factor, left, dtype=dtype)
@@ -147,9 +149,11 @@ def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Lazy
 def _divided(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     mode, dtype, pool = call.arguments.get("rounding_mode"), call.dtype, builder.pool
     floating = dtype in _FLOATS
+    # prims.div truncates integers, aten.div makes floats of them.
     if call.namespace == "prims" and not floating:
         mode = "trunc"
     if mode is None:
+        # No rounding mode: a true quotient, which torch has in floats.
         return _in_result_dtype(builder, call, operator="truediv")
     if mode == "floor":
         return _in_result_dtype(builder, call, operator="floordiv")
@@ -202,8 +206,12 @@ def _known_power(builder: GraphBuilder, term: Term, exponent: float) -> Term:
             result = pool.operate("mul", result, term, dtype=dtype)
         return result
     root = term if exponent == -1 else pool.operate("sqrt", term, dtype=dtype)
-    # a square root
-    return root if exponent == 0.5 else pool.operate("reciprocal", root, dtype=dtype)  # noqa: PLR2004
+    # An exponent of a half is the root itself; the others are its, or the number's, reciprocal.
+    return (
+        root
+        if exponent == 0.5  # noqa: PLR2004
+        else pool.operate("reciprocal", root, dtype=dtype)
+    )
 
 
 def _where(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -233,6 +241,7 @@ def _clamped(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     ]
 
     def compute(term: Term, *limits: Term) -> Term:
+        # First the lower bound, then the upper one, which wins where they cross, as in torch.
         for (operator, _), limit in zip(bounds, limits, strict=True):
             term = pool.operate(operator, term, limit, dtype=dtype)
         return term
@@ -249,6 +258,7 @@ def _converted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     source = call.arguments.get("src", call.arguments.get("self", call.arguments.get("a")))
     if call.dtype in _FLOATS:
         return elementwise(builder, call, [source], call.dtype, lambda term: term)
+    # To integers and bools a 16-bit float is rounded first: 0.9999 may be 1.0 in 16 bits.
     pool = builder.pool
     return elementwise(
         builder, call, [source], "", lambda term: pool.cast(pool.rounded(term), call.dtype)
@@ -298,6 +308,7 @@ def _counted_in_floats(
     )
 
     def at(indices: Indices) -> Term:
+        # From the index, not from the number before: no rounding error is carried along.
         number = pool.cast(pool.index(indices[0], "int64"), wide)
         if step != 1:
             number = pool.operate("mul", number, pool.constant(step, wide), dtype=wide)
@@ -347,6 +358,7 @@ def _numbers_first(builder: GraphBuilder, call: OperatorCall, *, operator: str) 
     pool, dtype = builder.pool, call.dtype
 
     def compute(a: Term, b: Term) -> Term:
+        # The operator propagates NaN, which here loses against a number.
         chosen = pool.operate(operator, a, b, dtype=dtype)
         chosen = pool.operate(
             "where", pool.operate("isnan", b, dtype="bool"), a, chosen, dtype=dtype
@@ -368,7 +380,7 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     return elementwise(builder, call, [given["self"], given["mask"], given["value"]], "", compute)
 
 
-# Computed in the dtype of the result, under the same name.
+# Computed in the dtype of the result; our operator has the same name.
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh"
     " atanh erf erfc erfinv lgamma rsqrt sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc"

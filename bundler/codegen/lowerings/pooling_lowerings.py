@@ -24,6 +24,7 @@ from bundler.codegen.loops.loop_terms import Term
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor | tuple[LazyTensor, ...]]
+# A window of 5 x 5 still fits into registers as one expression.
 _MOST_ELEMENTS = 25
 
 
@@ -91,7 +92,7 @@ def _averaged(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTe
     if data_type(call.dtype).kind is not NumberKind.FLOAT:
         raise call.refusal("averages of integers")
     whole = not over and not any(window.padding)
-    # Where the padding counts, what a window has beyond it still does not.
+    # The padding may count as elements; what a window of `ceil_mode` has beyond it never does.
     ends = (
         [size + padding for size, padding in zip(sizes, window.padding, strict=True)]
         if padded
@@ -147,6 +148,7 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
             inside = None if whole else _within(builder, places, sizes)
             found = source.at((*outer, *places))
             found = found if inside is None else pool.masked(inside, found, least)
+            # torch's index counts through the spatial dimensions alone.
             flat: sympy.Expr = sympy.Integer(0)
             for place, size in zip(places, sizes, strict=True):
                 flat = flat * size + place
@@ -155,11 +157,15 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
                 value, index = found, number
                 seen = pool.constant(1, "bool") if inside is None else inside
                 continue
+            # Only a greater element wins, so the first of equal ones stays; a later NaN always
+            # wins.
             better = pool.operate("gt", found, value, dtype="bool")
             better = pool.operate(
                 "logical_or", better, pool.operate("isnan", found, dtype="bool"), dtype="bool"
             )
             if inside is not None:
+                # The first element inside of the tensor wins against a value of the padding, even
+                # if equal.
                 first = pool.operate(
                     "logical_and",
                     inside,
@@ -189,7 +195,7 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
         "float32" if data_type(call.dtype).is_half else call.dtype,
     )
     divisor = call.arguments.get("divisor_override")
-    # How many windows an element can be in, along each dimension.
+    # How many windows an element can be in along each dimension, counted back from the last one.
     reach = [
         range(-(-size // stride)) for size, stride in zip(window.size, window.stride, strict=True)
     ]

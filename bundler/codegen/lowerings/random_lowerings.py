@@ -22,11 +22,12 @@ from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.pointwise_lowerings import elementwise
 
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor | tuple[LazyTensor, ...]]
-# How many bits below the point a uniform number has in a 16-bit float: one more could round to 1.
+# Bits below the point of a uniform number in a 16-bit float: with one more it could round up to 1.
 _UNIFORM_BITS = {"float16": 11, "bfloat16": 8}
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-# Places are counted in 32 bits.
+# An element's place is the counter of Philox, of which 32 bits are used.
 _MOST_ELEMENTS = 2**32
+# Half of float32's epsilon, as in torch: no logarithm is nearer to 0, so that no draw is 0.
 _HALF_STEP = 2.0**-24
 
 
@@ -44,7 +45,7 @@ def _drawn(
         place = sympy.expand(
             sum((i * s for i, s in zip(indices, strides, strict=True)), sympy.Integer(0))
         )
-        # The place has the width that indices have in the kernel; its lowest 32 bits count.
+        # In the width of the kernel's indices; Philox takes the lowest 32 bits.
         return builder.pool.operate(
             operator, seed, builder.pool.index(place, "int32"), *bounds, dtype=dtype
         )
@@ -106,6 +107,7 @@ def _uniform(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         scaled = pool.cast(
             pool.operate("to_dtype", scaled, dtype=call.dtype, rounded=True), "float32"
         )
+        # Rounding may reach the upper end, which the interval excludes.
         above = pool.operate("ge", scaled, pool.constant(high, "float32"), dtype="bool")
         return pool.operate("where", above, pool.constant(low, "float32"), scaled, dtype="float32")
 
@@ -161,6 +163,7 @@ def _dropout(builder: GraphBuilder, call: OperatorCall) -> tuple[LazyTensor, ...
         mask = builder.lazy(call.sizes, "bool", lambda _: pool.constant(1, "bool"), call.origins)
         return elementwise(builder, call, [source], dtype, lambda term: term), mask
     number = _drawn(builder, call, "rand", "float32")
+    # With a chance of 1 nothing is kept; the scale would be infinite, and infinity times 0 NaN.
     scale = 0.0 if chance == 1 else 1.0 / (1.0 - chance)
 
     def kept(indices: Indices) -> Term:

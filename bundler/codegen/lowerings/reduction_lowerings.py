@@ -75,6 +75,7 @@ def reduced(
     ones where the call keeps them.
     """
     if not dims:
+        # Nothing is reduced: each element is its own row, and its own extreme at place 0.
         if kind in {"argmax", "argmin"}:
             return builder.lazy(
                 source.sizes, dtype, lambda _: builder.pool.constant(0, dtype), call.origins
@@ -100,6 +101,7 @@ def _accumulated(dtype: str) -> str:
 
 
 def _plain(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
+    # The greater of two bools is their or, the smaller their and.
     if call.dtype == "bool" and kind in {"max", "min"}:
         return _any(builder, call) if kind == "max" else _all(builder, call)
     source = cast(builder, _source(call), call.dtype)
@@ -128,6 +130,7 @@ def _all(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     def negated(term: Term) -> Term:
         return builder.pool.operate("logical_not", term, dtype="bool")
 
+    # All hold where none of the negations does, so one kind of reduction serves both.
     source = mapped(builder, cast(builder, _source(call), "bool"), "bool", negated)
     found = reduced(builder, call, "any", source, _dims(call, len(source.sizes)), "bool")
     return cast(builder, mapped(builder, found, "bool", negated), call.dtype)
@@ -193,11 +196,13 @@ def _moments(
             mapped(builder, source, wide, lambda term: pool.operate("sub", term, term, dtype=wide)),
         )
     else:
+        # Two loops over one value, which fusion puts together: Welford computes both in one pass.
         mean = reduced(builder, call, "welford_mean", source, dims, wide)
         squares = reduced(builder, call, "welford_m2", source, dims, wide)
 
     def divided(term: Term) -> Term:
         number = pool.cast(pool.index(count), wide)
+        # torch divides by the number of elements less the correction, never by less than 0.
         if correction:
             number = pool.operate("sub", number, pool.constant(float(correction), wide), dtype=wide)
             number = pool.operate("maximum", number, pool.constant(0.0, wide), dtype=wide)

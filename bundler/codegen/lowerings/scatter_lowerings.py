@@ -28,7 +28,8 @@ from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.view_lowerings import broadcast
 
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor]
-# A maximum of floats by atomics would lose NaN, so integers alone have one.
+# Only integers have atomic extremes here: those of floats lose NaN. Narrow integers have no
+# atomics.
 _ATOMICS = {
     "atomic_add": frozenset(
         {"float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32", "uint64"}
@@ -61,6 +62,7 @@ def _written(
     """
     _check_atomic(call, mode, target.dtype)
     _check_order(builder, call, mode, target.dtype, value)
+    # torch's operator is functional: the target stays as it is, a copy with its strides is changed.
     copy = builder.lazy(target.sizes, target.dtype, target.at, target.origins | call.origins)
     copy.strides = call.result.strides
     builder.realize(copy)
@@ -136,6 +138,7 @@ def _index_put(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     chosen = [n for n, index in enumerate(padded) if index is not None]
     shape = broadcast_sizes([index.sizes for index in padded if index is not None])
     kept = [size for n, size in enumerate(target.sizes) if padded[n] is None]
+    # As in numpy: dimensions of adjacent indices stand in their place, of others in front.
     together = chosen == list(range(chosen[0], chosen[0] + len(chosen)))
     first = chosen[0] if together else 0
     return _written(
@@ -183,7 +186,7 @@ def _scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     ):
         return _one_of_each_row(builder, call, dim, source, places)
 
-    # Values beyond the index are not written.
+    # The index may have fewer elements than the source; those beyond it are not written.
     spread = source
     if source.sizes:
         spread = builder.lazy(index.sizes, source.dtype, source.at, source.origins)
@@ -209,6 +212,7 @@ def _written_over(
     least, most = (-span if row.kind is NumberKind.SIGNED else 0), span - 1
     neutral = {"atomic_add": 0, "atomic_max": least, "atomic_min": most}[mode]
     empty = builder.lazy((), dtype, lambda _: builder.pool.constant(neutral, dtype), call.origins)
+    # Two kernels: every place has to hold the neutral value before the first one is added.
     copy = _written(builder, call, call.arguments["self"], sizes, empty, places, mode="store")
     _write_to(builder, call, copy, sizes, value, places, mode)
     return copy
@@ -247,7 +251,8 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if not (start.is_Integer and length.is_Integer and isinstance(step, int)):
         raise call.refusal("a slice of a size that changes")
     low = min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
-    count = source.sizes[dim]  # tells where the slice ends
+    # The end is not read from the call, where it may be negative or beyond the length.
+    count = source.sizes[dim]
     high = sympy.Min(low + count * step, length)
 
     def at(indices: Indices) -> Term:
@@ -261,8 +266,8 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
             )
         ]
         if step != 1:
-            # Of what is in front of the slice, which the other condition leaves out, any remainder
-            # will do.
+            # Shifted so that it is never negative: Triton's remainder then is Python's. Elements in
+            # front of the slice get some remainder; the first condition excludes them.
             rest = ModularIndexing(index + (-low) % step, sympy.Integer(1), sympy.Integer(step))
             zero = pool.index(sympy.Integer(0), "int32")
             conditions.append(pool.operate("eq", pool.index(rest, "int32"), zero, dtype="bool"))

@@ -21,8 +21,8 @@ from bundler.codegen.loops.size_text import value_text
 from bundler.errors import ConfigError, UnsupportedOperator
 from bundler.runtime.program.host_values import host_value
 
-#: What is known of an expression over symbols of torch's: bounds that hold in every call, each None
-#: where there is none.
+#: From an expression over torch's symbols to its least and largest value in every call; None where
+#: unbounded.
 Bounds = Callable[[sympy.Expr], tuple[int | None, int | None]]
 _INDEX_FUNCTIONS = (
     sympy.Add,
@@ -118,6 +118,7 @@ class SizeValues:
 
     def _size(self, least: int | None) -> sympy.Symbol:
         """Return a new symbol of an integer, with what is known of its sign."""
+        # The sign decides which simplifications are allowed, and which division a kernel writes.
         known = {"positive": True} if least is not None and least > 0 else {}
         known = {"nonnegative": True} if not known and least == 0 else known
         return self._new("ks", integer=True, **known)
@@ -142,6 +143,7 @@ class SizeValues:
             return known
         text = value_text(expr)
         if dtype == "int64":
+            # An integer can stand in index expressions, so its sign matters; other values cannot.
             least, _ = self._bounds(self.theirs(expr))
             symbol = self._size(least)
         else:

@@ -36,8 +36,11 @@ def _frexp(builder: GraphBuilder, call: OperatorCall) -> Results:
         call.dtype,
         lambda t: pool.operate("frexp_mantissa", t, dtype=call.dtype),
     )
-    # the second result's
-    at = lambda indices: pool.operate("frexp_exponent", source.at(indices), dtype="int32")  # noqa: E731
+
+    # Each result is computed by itself, from the same element.
+    def at(indices: Indices) -> Term:
+        return pool.operate("frexp_exponent", source.at(indices), dtype="int32")
+
     return mantissa, builder.lazy(call.sizes, "int32", at, call.origins | source.origins)
 
 
@@ -84,7 +87,7 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         return pool.operate("where", condition, one, other, dtype="int16")
 
     def compute(one: Term, other: Term) -> Term:
-        # What was computed in float32 is rounded first: the step is from the number that torch has.
+        # The step starts from the 16-bit number that torch has, not from the float32 of a register.
         one, other = (
             pool.operate("to_dtype", term, dtype=dtype, rounded=True) for term in (one, other)
         )
@@ -96,7 +99,7 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         bits = _bits(builder, one, "int16")
         away = pool.operate("eq", both("lt", one, other), both("gt", one, zero), dtype="bool")
         stepped = pool.operate("add", bits, chosen(away, up, down), dtype="int16")
-        # From zero, of either sign, to the smallest number of the other's sign.
+        # From either zero the step leads to the smallest number of the other argument's sign.
         least = chosen(both("lt", other, zero), pool.constant(-(2**15) + 1, "int16"), up)
         stepped = chosen(both("eq", one, zero), least, stepped)
         stepped = chosen(both("eq", one, other), _bits(builder, other, "int16"), stepped)

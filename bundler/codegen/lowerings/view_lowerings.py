@@ -39,6 +39,7 @@ def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
     """Return a tensor with the same elements in the same order in other sizes."""
     if tuple(sizes) == tensor.sizes:
         return tensor
+    # Only dimensions that really merge or split get divisions; the others keep their index.
     pairs = _matching_groups(tensor.sizes, tuple(sizes))
 
     def reindex(indices: Indices) -> list[sympy.Expr]:
@@ -65,6 +66,7 @@ def _matching_groups(old: Sizes, new: Sizes) -> list[tuple[list[int], list[int]]
         a, b = (old[i] if i >= 0 else _ONE), (new[j] if j >= 0 else _ONE)
         i, j = i - 1, j - 1
         while sympy.expand(a - b) != 0:
+            # The side that holds fewer elements takes one more dimension.
             grow_left = i >= 0 and (j < 0 or _smaller(a, b))
             if grow_left:
                 a, left, i = a * old[i], [i, *left], i - 1
@@ -95,6 +97,7 @@ def _unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Exp
     for number, (size, stride) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
         if size == 1:
             found.append(_ZERO)
+        # The outermost index needs no remainder.
         elif number == 0 or all(before == 1 for before in sizes[:number]):
             found.append(FloorDiv(flat, stride))
         else:
@@ -104,6 +107,8 @@ def _unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Exp
 
 def permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     """Return a tensor with its dimensions in another order."""
+    # `back` turns the question round: where in the result does a dimension of the argument come
+    # from.
     order = [dim % len(tensor.sizes) for dim in dims]
     back = {old: new for new, old in enumerate(order)}
     return viewed(
@@ -184,6 +189,7 @@ def _dim(tensor: LazyTensor, dim: int, extra: int = 0) -> int:
 def _slice(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, dim = given["self"], _dim(given["self"], given.get("dim", 0))
     length, start = tensor.sizes[dim], sympy.sympify(given.get("start") or 0)
+    # Clamped to the tensor, as in Python. Of sizes that change only the sign is known.
     if start.is_Integer and length.is_Integer:
         start = sympy.Integer(
             min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
@@ -219,8 +225,7 @@ def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> 
 def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, offset = given["self"], given.get("storage_offset")
     base = builder.reference(tensor)
-    # Its offset counts from the beginning of torch's storage, ours from the first element of the
-    # buffer.
+    # torch counts the offset from the beginning of the storage, buffers from their first element.
     start = (
         base.layout.offset
         if offset is None
@@ -253,6 +258,7 @@ def _repeat(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> L
 def _diagonal(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, offset = given["self"], sympy.sympify(given.get("offset", 0))
     first, second = _dim(tensor, given.get("dim1", 0)), _dim(tensor, given.get("dim2", 1))
+    # A diagonal below the main one begins further down, one above it further right.
     down, right = (-offset, _ZERO) if offset.is_negative else (_ZERO, offset)
 
     def reindex(indices: Indices) -> list[sympy.Expr]:
@@ -280,7 +286,8 @@ def _transpose(_builder: GraphBuilder, given: Mapping[str, Any], _sizes: Sizes) 
 def _reshape(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor = given.get("self", given.get("a"))
     assert isinstance(tensor, LazyTensor)
-    if numel(tensor.sizes) == 0:  # any element will do: none is ever read
+    # Without elements sizes need not match; no index is ever read.
+    if numel(tensor.sizes) == 0:
         return viewed(tensor, sizes, lambda _indices: [_ZERO] * len(tensor.sizes))
     return reshaped(tensor, sizes)
 

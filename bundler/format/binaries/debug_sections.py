@@ -13,9 +13,14 @@ import struct
 from collections.abc import Iterator
 
 from bundler.errors import FormatError
-from bundler.format.binaries.device_elf import ElfSection, content_of, sections
+from bundler.format.binaries.device_elf import (
+    WITHOUT_BYTES,
+    ElfSection,
+    content_of,
+    is_elf64,
+    sections,
+)
 
-_MAGIC, _CLASS, _CLASS_64 = b"\x7fELF", 4, 2
 _PREFIXES = tuple(
     start + name
     for start in (b"", b".rel", b".rela")
@@ -23,7 +28,6 @@ _PREFIXES = tuple(
 )
 _TEXTS = b".nv.global.init"
 _LOADED = 2  # SHF_ALLOC: a driver puts it into memory
-_WITHOUT_BYTES = 8  # SHT_NOBITS
 _TABLE_AT, _ROW_BYTES_AT = 40, 58  # e_shoff and e_shentsize
 _SIZE_AT = 32  # sh_size in a row
 
@@ -35,7 +39,7 @@ def debug_sections(image: bytes) -> tuple[str, ...]:
     Raises:
         FormatError: the table of sections is not sound.
     """
-    if image[: len(_MAGIC)] != _MAGIC or image[_CLASS : _CLASS + 1] != bytes([_CLASS_64]):
+    if not is_elf64(image):
         return ()
     return tuple(name.decode("ascii", "replace") for _, name, row in _debug_rows(image) if row.size)
 
@@ -47,7 +51,7 @@ def without_debug(image: bytes) -> bytes:
     Raises:
         FormatError: it is no ELF file of 64 bits, or its table of sections is not sound.
     """
-    if image[: len(_MAGIC)] != _MAGIC or image[_CLASS : _CLASS + 1] != bytes([_CLASS_64]):
+    if not is_elf64(image):
         raise FormatError(
             "the device binary is no ELF file of 64 bits, so that its debug information cannot be"
             " found"
@@ -62,7 +66,7 @@ def without_debug(image: bytes) -> bytes:
     kept = [
         row
         for row in sections(image)[0]
-        if row not in [gone for _, gone in found] and row.kind != _WITHOUT_BYTES
+        if row not in [gone for _, gone in found] and row.kind != WITHOUT_BYTES
     ]
     # Rows say where other sections lie: one that says the same of debug information would lose its
     # bytes.

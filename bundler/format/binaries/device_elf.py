@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the ELF file that a device binary is: `sections`, `section_named` and `symbol_named`, the
-`attributes` of a cubin, the metadata of an hsaco's kernel by `amd_kernel`.
+"""Reads the ELF file that a device binary is: `why_unusable` says whether it is whole, `sections`,
+`section_named` and `symbol_named` find what is in it, `attributes` reads those of a cubin, and
+`amd_kernel` the metadata of an hsaco's kernel.
 
 Everything is read as hostile input: what comes back is bounded, and what is wrong is a
-`FormatError`.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
-`lifecycle/binary_resources.py` call it.
+`FormatError`.  `_elf.h` has `why_unusable` in C.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-
-import msgpack
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.summary import count
@@ -23,6 +21,13 @@ _MAX_SECTIONS = 65536
 _MAX_METADATA_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 4096
 
+MAGIC = b"\x7fELF"
+_CLASS, _CLASS_64 = 4, 2
+WITHOUT_BYTES = 8  # SHT_NOBITS: shared memory and the like take no room in the file
+# Where the tables of segments and sections begin, and size and number of the rows of each.
+_TABLES = struct.Struct("<32xQQ6xHHHH2x")
+_SEGMENT_BYTES = struct.Struct("<8xQ16xQ16x")  # offset and size
+_SECTION_BYTES = struct.Struct("<4xI16xQQ24x")  # kind, offset and size
 _ELF_HEADER = struct.Struct(
     "<40xQ10xHHH"
 )  # section table: offset, size of a row, rows, the row that holds the names
@@ -47,6 +52,53 @@ class ElfSection(NamedTuple):
     start: int
     size: int
     link: int
+
+
+def is_elf64(data: bytes | memoryview) -> bool:
+    """Whether a device binary begins as an ELF file of 64 bits."""
+    return data[: _CLASS + 1] == MAGIC + bytes([_CLASS_64])
+
+
+def why_unusable(data: bytes | memoryview) -> str | None:
+    """Return what is wrong with a device binary, None when nothing is.
+
+    Only what a broken write does is looked for (empty, another file, the end missing), not whether
+    a driver would load it.
+    """
+    if not data:
+        return "empty"
+    if data[: len(MAGIC)] != MAGIC:
+        return "not an ELF file"
+    if len(data) > _CLASS and not is_elf64(data):
+        return None  # no vendor of ours makes these; nothing is known against it
+    try:
+        return "truncated" if len(data) < _end(data) else None
+    except (struct.error, OverflowError):  # an offset that no file reaches does not fit the call
+        return "truncated"
+
+
+def _end(data: bytes | memoryview) -> int:
+    """Return how many bytes the headers account for; raises `struct.error` when they are not all
+    there.
+    """
+    segments, sections, segment_bytes, segment_count, section_bytes, section_count = (
+        _TABLES.unpack_from(data)
+    )
+    ends = [segments + segment_bytes * segment_count, sections + section_bytes * section_count]
+    for offset, size in _rows(_SEGMENT_BYTES, data, segments, segment_bytes, segment_count):
+        ends.append(offset + size)
+    for kind, offset, size in _rows(_SECTION_BYTES, data, sections, section_bytes, section_count):
+        ends.append(offset if kind == WITHOUT_BYTES else offset + size)
+    return int(max(ends))
+
+
+def _rows(
+    row: struct.Struct, data: bytes | memoryview, start: int, stride: int, count: int
+) -> Iterable[tuple[Any, ...]]:
+    # As every linker writes it; fewer rows than there should be show by their missing end.
+    if stride == row.size:
+        return row.iter_unpack(data[start : start + stride * count])
+    return (row.unpack_from(data, start + index * stride) for index in range(count))
 
 
 def sections(image: bytes) -> tuple[list[ElfSection], int]:
@@ -165,6 +217,8 @@ def _metadata_notes(data: bytes) -> Iterator[bytes]:
 
 
 def _unpack(content: bytes, entry: str) -> Any:
+    import msgpack  # a restore, which asks whether binaries are whole, needs none of it
+
     try:
         return msgpack.unpackb(
             content,

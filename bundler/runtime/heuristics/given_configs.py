@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bundler.errors import ConfigError
-from bundler.runtime.configs import Config
+from bundler.runtime.configs import COUNTS, Config
 from bundler.runtime.heuristics.facts import Policy
 
-_COUNTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 # Options of Triton releases with explicit warp specialization; 0 says "none", and then a compiler
 # need not know them.
 _WARP_SPECIALIZATION = ("num_consumer_groups", "num_buffers_warp_spec")
@@ -75,12 +74,12 @@ def _from_flat(config: Mapping[str, Any], origin: str) -> Config:
             f"config: expected a dictionary of parameters and counts, got {config!r:.80}",
             got=type(config).__name__,
         )
-    counts = {name: config[name] for name in _COUNTS if config.get(name) is not None}
+    counts = {name: config[name] for name in COUNTS if config.get(name) is not None}
     options = {
         name: config[name] for name in _WARP_SPECIALIZATION if _is_given(name, config.get(name))
     }
     kwargs = {
-        name: value for name, value in config.items() if name not in _COUNTS + _WARP_SPECIALIZATION
+        name: value for name, value in config.items() if name not in COUNTS + _WARP_SPECIALIZATION
     }
     return Config(kwargs, **counts, options=options, origin=origin)
 

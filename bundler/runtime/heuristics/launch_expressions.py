@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -52,27 +52,43 @@ def evaluate(expression: str | int, names: Mapping[str, int]) -> int:
         raise ConfigError(f"grid: {expression!r:.80} divides by zero") from error
 
 
-def parsed(expression: object) -> ast.expr:
-    """Return an expression's tree, of the few kinds of nodes that `evaluate` knows; raises
-    `ConfigError` for any other.
+def parsed(
+    expression: object,
+    operands: Callable[[ast.expr], Sequence[ast.expr]] | None = None,
+    what: str = "grid",
+) -> ast.expr:
+    """Return an expression's tree.
+
+    Args:
+        expression: what should be one.
+        operands: returns the operands of a node that is known, and raises `ValueError` for another;
+            None for those that `evaluate` knows.
+        what: the expression is of, for errors.
+
+    Raises:
+        ConfigError: it is no text, too long, nested too deeply, or has a node that is not known.
     """
     if not isinstance(expression, str) or len(expression) > MAX_TEXT:
         raise ConfigError(
-            f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}"
+            f"{what}: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}"
         )
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
-        _check(tree, _DEEPEST)
+        _check(tree, operands or _operands, _DEEPEST)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"grid: not an expression over sizes: {expression!r:.80} ({error})"
+            f"{what}: not an expression over sizes: {expression!r:.80} ({error})"
         ) from error
     return tree
 
 
 def names_in(expression: str) -> tuple[str, ...]:
     """Return the names of an expression, each once, in order; raises as `parsed`."""
-    tree = parsed(expression)
+    return names_of(parsed(expression))
+
+
+def names_of(tree: ast.expr) -> tuple[str, ...]:
+    """Return the names in a tree, each once, in order; those of functions are none."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = [
         node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called
@@ -108,34 +124,35 @@ class _Binder(ast.NodeTransformer):
         return ast.UnaryOp(ast.USub(), constant) if number < 0 else constant
 
 
-def _check(node: ast.expr, depth: int) -> None:
-    """Raise `ValueError` for anything that is no arithmetic on whole numbers."""
+def _check(node: ast.expr, operands: Callable[[ast.expr], Sequence[ast.expr]], depth: int) -> None:
     if depth == 0:
         raise ValueError("nested too deeply")
-    operands: tuple[ast.expr, ...]
+    for operand in operands(node):
+        _check(operand, operands, depth - 1)
+
+
+def _operands(node: ast.expr) -> Sequence[ast.expr]:
+    """Return the operands of arithmetic on whole numbers; raises `ValueError` for anything else."""
     match node:
         case ast.Constant(value=int() as number) if type(number) is int:
-            operands = ()
+            return ()
         case ast.Name():
-            operands = ()
+            return ()
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            operands = (left, right)
+            return (left, right)
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
-            operands = (operand,)
+            return (operand,)
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if (
             name in _FUNCTIONS
         ):
             if name == "abs" and len(args) > 1:
                 raise ValueError("abs takes one number")
-            operands = tuple(args)
-        case _:
-            raise ValueError(f"{ast.unparse(node):.40} is not arithmetic on whole numbers")
-    for operand in operands:
-        _check(operand, depth - 1)
+            return args
+    raise ValueError(f"{ast.unparse(node):.40} is not arithmetic on whole numbers")
 
 
 def _value(node: ast.expr, names: Mapping[str, int]) -> int:
-    """Return the value of a tree that `_check` has seen."""
+    """Return the value of a tree that `parsed` has seen."""
     match node:
         case ast.Name(id=name):
             return _named(name, names)

@@ -24,7 +24,7 @@ The decorators and Inductor's generated modules get a grid from `open_grid`; `He
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,11 @@ LaunchGrid = tuple[int, int, int]
 Blocks = Mapping[str, Any]
 Sizes = Mapping[str, int]
 Grid = Callable[[Blocks, Sizes], LaunchGrid]
+# A number that is known, or an expression.
+Term = int | str
+Terms = tuple[Term, Term, Term]
+# Returns the size of a name: a number of a call, or the name itself.
+SizeOf = Callable[[str], Term]
 EXTRA_ARGUMENTS = ("_grid_0", "_grid_1", "_grid_2")
 _BACKENDS_WITH_LIMITS = {"cuda", "hip"}
 
@@ -62,47 +67,59 @@ def launch_grid(
     return checked(found, kernel, backend) if backend in _BACKENDS_WITH_LIMITS else found
 
 
-def grid_1d(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-    """Cover x."""
-    return _cover("x", blocks, sizes), 1, 1
+@dataclass(frozen=True)
+class FormulaGrid:
+    """A grid by one formula, which a launch works out with the sizes of a call, and an export with
+    their names: what is known is a number, and what a call decides is left as text.
+    """
+
+    formula: Callable[[Blocks, SizeOf], Terms]
+
+    def __call__(self, blocks: Blocks, sizes: Sizes) -> LaunchGrid:
+        """Work the formula out with the sizes of a call."""
+        x, y, z = self.formula(blocks, lambda name: size_of(name, sizes))
+        return int(x), int(y), int(z)
 
 
-def grid_2d(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-    """Cover x and y; y must not need more than 65,535 blocks."""
-    return _cover("x", blocks, sizes), _cover("y", blocks, sizes), 1
+def _covering(*axes: str) -> FormulaGrid:
+    """Return the grid of so many blocks as cover some axes, in this order."""
+
+    def formula(blocks: Blocks, size: SizeOf) -> Terms:
+        x, y, z = (*(_cover(axis, blocks, size) for axis in axes), 1, 1)[:3]
+        return x, y, z
+
+    return FormulaGrid(formula)
 
 
-def grid_3d(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-    """Cover x, y and z."""
-    return _cover("x", blocks, sizes), _cover("y", blocks, sizes), _cover("z", blocks, sizes)
-
-
-def grid_2d_with_overflow(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
+def _with_overflow(blocks: Blocks, size: SizeOf) -> Terms:
     """Cover x and y; where y needs too many blocks, z multiplies them, and the kernel
     counts both.
     """
-    return _cover("x", blocks, sizes), *_overflowing(_cover("y", blocks, sizes))
+    return _cover("x", blocks, size), *_overflowing(_cover("y", blocks, size))
 
 
-def batch_matmul_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-    """Cover z, y and x, in this order."""
-    return _cover("z", blocks, sizes), _cover("y", blocks, sizes), _cover("x", blocks, sizes)
-
-
-def mix_order_reduction_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
+def _mix_order_reduction(blocks: Blocks, size: SizeOf) -> Terms:
     """Cover x by groups of rows, each of which is a whole number of blocks."""
-    return ceil_div(size_of("xnumel", sizes), rows_of(blocks)), 1, 1
+    split, x = block_of("RSPLIT_SIZE", blocks), block_of("XBLOCK", blocks)
+    if split % x:
+        raise ConfigError(
+            f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split
+        )
+    return _divided_up(size("xnumel"), split), 1, 1
 
 
-def cooperative_reduction_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
+def _cooperative_reduction(blocks: Blocks, size: SizeOf) -> Terms:
     """Give each block of x `RSPLIT` programs."""
-    return block_of("RSPLIT", blocks), _cover("x", blocks, sizes), 1
+    return block_of("RSPLIT", blocks), _cover("x", blocks, size), 1
 
 
-def split_scan_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
+def _split_scan(blocks: Blocks, size: SizeOf) -> Terms:
     """Cover each row by itself; a program never has two rows."""
-    check_split_scan(blocks)
-    return _cover("r0_", blocks, sizes), size_of("xnumel", sizes), 1
+    if blocks.get("XBLOCK", 1) != 1:
+        raise ConfigError(
+            f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"]
+        )
+    return _cover("r0_", blocks, size), size("xnumel"), 1
 
 
 @dataclass(frozen=True)
@@ -154,14 +171,6 @@ class ComboPart:
     has_y: bool = False
     no_x_dim: bool = False
 
-    def x_size(self, number: int, sizes: Sizes) -> int:
-        """Return the size along x of the kernel with this number."""
-        return size_of(f"xnumel_{number}", sizes) if self.x is None else self.x
-
-    def y_size(self, number: int, sizes: Sizes) -> int:
-        """Return the size along y of the kernel with this number."""
-        return size_of(f"ynumel_{number}", sizes) if self.y is None else self.y
-
 
 @dataclass(frozen=True)
 class ComboGrid:
@@ -181,56 +190,50 @@ class ComboGrid:
 
     def __call__(self, blocks: Blocks, sizes: Sizes) -> LaunchGrid:
         """Count the blocks of all kernels."""
+        x, y, z = self.formula(blocks, lambda name: size_of(name, sizes))
+        return int(x), int(y), int(z)
+
+    def formula(self, blocks: Blocks, size: SizeOf) -> Terms:
+        """Return the blocks of all kernels, as `FormulaGrid.formula`."""
         blocks = {**self.default_blocks, **blocks}
+        parts = list(enumerate(self.parts))
+        widths = [size(f"xnumel_{n}") if part.x is None else part.x for n, part in parts]
+        heights = {
+            n: size(f"ynumel_{n}") if part.y is None else part.y for n, part in parts if part.has_y
+        }
         if self.order == "flatten":
-            return max(self._flattened(blocks, sizes), self.min_blocks), 1, 1
-        x = (
-            self._sequential(blocks, sizes)
-            if self.order == "sequential"
-            else self._in_turn(blocks, sizes)
-        )
-        heights = [
-            part.y_size(number, sizes) for number, part in enumerate(self.parts) if part.has_y
-        ]
-        y, z = _overflowing(_pieces(max(heights), "YBLOCK", blocks)) if heights else (1, 1)
-        return max(x, self.min_blocks), y, z
-
-    def _sequential(self, blocks: Blocks, sizes: Sizes) -> int:
-        return sum(
-            _pieces(part.x_size(number, sizes), None if part.no_x_dim else "XBLOCK", blocks)
-            for number, part in enumerate(self.parts)
-        )
-
-    def _in_turn(self, blocks: Blocks, sizes: Sizes) -> int:
-        widths = [
-            (part.no_x_dim, part.x_size(number, sizes)) for number, part in enumerate(self.parts)
-        ]
-        longest = [width for whole, width in widths if whole]
-        tunable = [width for whole, width in widths if not whole]
-        if tunable:
-            longest.append(_pieces(max(tunable), "XBLOCK", blocks))
-        return max(longest) * len(self.parts)
-
-    def _flattened(self, blocks: Blocks, sizes: Sizes) -> int:
-        total = 0
-        for number, part in enumerate(self.parts):
-            x = _pieces(
-                part.x_size(number, sizes), None if part.no_x_dim else f"XBLOCK_{number}", blocks
+            flat = [
+                _product(
+                    _pieces(widths[n], None if part.no_x_dim else f"XBLOCK_{n}", blocks),
+                    _pieces(heights[n], f"YBLOCK_{n}", blocks) if part.has_y else 1,
+                )
+                for n, part in parts
+            ]
+            return _largest([_sum(flat), self.min_blocks]), 1, 1
+        if self.order == "sequential":
+            x = _sum(
+                [_pieces(widths[n], None if p.no_x_dim else "XBLOCK", blocks) for n, p in parts]
             )
-            y = _pieces(part.y_size(number, sizes), f"YBLOCK_{number}", blocks) if part.has_y else 1
-            total += x * y
-        return total
+        else:
+            longest = [widths[n] for n, part in parts if part.no_x_dim]
+            tunable = [widths[n] for n, part in parts if not part.no_x_dim]
+            if tunable:
+                longest.append(_pieces(_largest(tunable), "XBLOCK", blocks))
+            x = _product(_largest(longest), len(parts))
+        highest = _largest(list(heights.values())) if heights else None
+        y, z = (1, 1) if highest is None else _overflowing(_pieces(highest, "YBLOCK", blocks))
+        return _largest([x, self.min_blocks]), y, z
 
 
 _PLAIN: dict[str, Grid] = {
-    "Grid1D": grid_1d,
-    "Grid2D": grid_2d,
-    "Grid3D": grid_3d,
-    "BatchMatmulGrid3D": batch_matmul_grid,
-    "Grid2DWithYZOverflow": grid_2d_with_overflow,
-    "MixOrderReductionGrid": mix_order_reduction_grid,
-    "CooperativeReductionGrid": cooperative_reduction_grid,
-    "SplitScanGrid": split_scan_grid,
+    "Grid1D": _covering("x"),
+    "Grid2D": _covering("x", "y"),
+    "Grid3D": _covering("x", "y", "z"),
+    "BatchMatmulGrid3D": _covering("z", "y", "x"),
+    "Grid2DWithYZOverflow": FormulaGrid(_with_overflow),
+    "MixOrderReductionGrid": FormulaGrid(_mix_order_reduction),
+    "CooperativeReductionGrid": FormulaGrid(_cooperative_reduction),
+    "SplitScanGrid": FormulaGrid(_split_scan),
 }
 _COMBINED = {
     "SequentialComboKernelGrid": "sequential",
@@ -303,24 +306,6 @@ def _fixed_size(size: Any, least: int = 1) -> int | None:
     return size
 
 
-def _overflowing(y: int) -> tuple[int, int]:
-    z = ceil_div(y, MAX_GRID[1])
-    return (ceil_div(y, z) if z else 0), z
-
-
-def _cover(axis: str, blocks: Blocks, sizes: Sizes) -> int:
-    return _pieces(size_of(f"{axis}numel", sizes), f"{axis.upper()}BLOCK", blocks)
-
-
-def _pieces(size: int, block: str | None, blocks: Blocks) -> int:
-    """Return how many blocks cover a size; without a block each element is one."""
-    return (
-        size
-        if block is None or blocks.get(block) is None
-        else ceil_div(size, block_of(block, blocks))
-    )
-
-
 def size_of(name: str, sizes: Sizes) -> int:
     """Return a call's size by name; raises `ConfigError` where it is no number of at least 0."""
     size = sizes.get(name)
@@ -342,21 +327,60 @@ def block_of(name: str, blocks: Blocks) -> int:
     return block
 
 
-def rows_of(blocks: Blocks) -> int:
-    """Return how many rows a group of a mix-order reduction has; raises `ConfigError` where that is
-    not a whole number of blocks.
-    """
-    split, x = block_of("RSPLIT_SIZE", blocks), block_of("XBLOCK", blocks)
-    if split % x:
-        raise ConfigError(
-            f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split
-        )
-    return split
+# ------------------------------------- Terms: numbers are worked out, and names stay as text
 
 
-def check_split_scan(blocks: Blocks) -> None:
-    """Raise `ConfigError` where a program of a split scan would have more than one row."""
-    if blocks.get("XBLOCK", 1) != 1:
-        raise ConfigError(
-            f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"]
-        )
+def _cover(axis: str, blocks: Blocks, size: SizeOf) -> Term:
+    return _pieces(size(f"{axis}numel"), f"{axis.upper()}BLOCK", blocks)
+
+
+def _pieces(size: Term, block: str | None, blocks: Blocks) -> Term:
+    """Return how many blocks cover a size; without a block each element is one."""
+    if block is None or blocks.get(block) is None:
+        return size
+    return _divided_up(size, block_of(block, blocks))
+
+
+def _divided_up(size: Term, divisor: Term) -> Term:
+    """Return how many pieces of a size cover another one."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return ceil_div(size, divisor)
+    return size if divisor == 1 else f"-(-{_atom(size)} // {_atom(divisor)})"
+
+
+def _overflowing(y: Term) -> tuple[Term, Term]:
+    z = _divided_up(y, MAX_GRID[1])
+    # Without a program along y, z is none either, and nothing is to be divided by it.
+    return _divided_up(y, max(z, 1) if isinstance(z, int) else f"max({z}, 1)"), z
+
+
+def _sum(terms: Sequence[Term]) -> Term:
+    known, texts = _apart(terms)
+    if not texts:
+        return sum(known)
+    return " + ".join([*map(_atom, texts), *([str(sum(known))] if sum(known) else [])])
+
+
+def _product(first: Term, second: Term) -> Term:
+    if isinstance(first, int) and isinstance(second, int):
+        return first * second
+    return " * ".join(_atom(term) for term in (first, second) if term != 1)
+
+
+def _largest(terms: Sequence[Term]) -> Term:
+    known, texts = _apart(terms)
+    if not texts:
+        return max(known)
+    # No size is below zero, so that a bound of zero says nothing.
+    words = [*texts, *([str(max(known))] if known and max(known) > 0 else [])]
+    return words[0] if len(words) == 1 else f"max({', '.join(words)})"
+
+
+def _apart(terms: Sequence[Term]) -> tuple[list[int], list[str]]:
+    numbers = [term for term in terms if isinstance(term, int)]
+    return numbers, [term for term in terms if isinstance(term, str)]
+
+
+def _atom(term: Term) -> str:
+    text = str(term)
+    return text if text.isidentifier() or text.isdecimal() else f"({text})"

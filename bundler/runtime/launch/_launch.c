@@ -1,319 +1,185 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One type, Launcher: packs a call's values into a parameter buffer and hands it to the driver.
+ * The extension _launch: kernels are launched without Python between a call and the driver.
  *
- * It knows no driver: Python gives it the addresses of the functions, and everything that happens seldom (a value that
- * needs care, an error, scratch memory, a thread in another context) is Python's to do, so that both launch paths
- * agree.  Nothing is shared between two calls: the buffer lies on the stack, or is allocated when it is large.
+ * _launch_state.h    what the module has
+ * _tensors.h         reading tensors
+ * _packing.h         one value into a parameter buffer
+ * _launcher.h        Launcher: the values of a call, and the call of the driver
+ * _call_key.h        the bytes that tell calls apart
+ * _profiler_hooks.h  whether Triton calls anything around a launch
+ * _dispatcher.h      Dispatcher: the launcher for a call
+ * _gridded.h         Gridded: `kernel[grid]`
+ *
+ * Here are the module, and what happens to a device binary before there is a launcher:
+ * `find_section` reads a section of it, `load_image` lets a driver load it.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include "_launch_call.h"
-#include "_tensor_addresses.h"
-#include "_launch_packing.h"
-#include "_launcher.h"
-#include "_device_images.h"
+#include "_launch_state.h"
+#include "../../format/_elf.h"
+#include "_dispatcher.h"
+#include "_gridded.h"
 
-#define STACK_BYTES 4096
-#define STACK_PARAMETERS 128
-/* A tensor map must be aligned like this. */
-#define ALIGNMENT 128
-/* Three for the grid, one for the stream. */
-#define LEADING 4
-/* What `fail` is told when it was not the driver that refused. */
-#define CLOSED (-1)
-#define BAD_GRID (-2)
+/* ----------------------------------------------------------------------------- device binaries */
 
-/* ---------------------------------------------------------------------------------------------------------- packing */
-
-/* Asks Python, which returns the whole buffer or raises. */
-static int pack_slowly(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
-                       unsigned char *buffer) {
-  Py_ssize_t index;
-  PyObject *packed, *tuple = PyTuple_New(count);
-  for (index = 0; tuple != NULL && index < count; index++) {
-    PyObject *value = values[index] != NULL ? Py_NewRef(values[index]) : PyLong_FromUnsignedLongLong(addresses[index]);
-    if (value == NULL)
-      Py_CLEAR(tuple);
-    else
-      PyTuple_SET_ITEM(tuple, index, value);
-  }
-  if (tuple == NULL)
-    return -1;
-  packed = PyObject_CallOneArg(self->slow_pack, tuple);
-  Py_DECREF(tuple);
-  if (packed == NULL)
-    return -1;
-  if (!PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != self->buffer_bytes) {
-    PyErr_SetString(PyExc_SystemError, "slow_pack must return the parameter buffer as bytes");
-    Py_DECREF(packed);
-    return -1;
-  }
-  memcpy(buffer, PyBytes_AS_STRING(packed), (size_t)self->buffer_bytes);
-  Py_DECREF(packed);
-  return 0;
+/* Returns the bytes of the last section of a name, None where there is none, NotImplemented for
+ * what is not as linkers write it. */
+static PyObject *find_section(PyObject *module, PyObject *args) {
+  Py_buffer image, name;
+  elf_bytes_t found;
+  int answer;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "y*y*", &image, &name))
+    return NULL;
+  answer = elf_section(image.buf, (uint64_t)image.len, name.buf, (uint64_t)name.len, &found);
+  PyBuffer_Release(&name);
+  PyObject *bytes =
+      answer < 0    ? Py_NewRef(Py_NotImplemented)
+      : answer == 0 ? Py_NewRef(Py_None)
+                    : PyBytes_FromStringAndSize((const char *)found.data, (Py_ssize_t)found.size);
+  PyBuffer_Release(&image);
+  return bytes;
 }
 
-/* A value that is NULL is a pointer that was read before; it stands in `addresses`.  What lies between the parameters is left as it
- * is: a driver is told where each of them is. */
-static int pack(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
-                unsigned char *buffer) {
-  Py_ssize_t index;
-  if (count != self->argument_count)
-    return pack_slowly(self, values, addresses, count, buffer);
-  for (index = 0; index < self->field_count; index++) {
-    const field_t *field = &self->fields[index];
-    PyObject *value;
-    if (field->argument < 0) {
-      memset(buffer + field->offset, 0, 8); /* scratch memory: what needs some gets its address later */
-      continue;
-    }
-    value = values[field->argument];
-    if (value == NULL && field->kind == POINTER)
-      memcpy(buffer + field->offset, &addresses[field->argument], 8);
-    else if (value == NULL || !pack_one(field, value, buffer))
-      return PyErr_Occurred() ? -1 : pack_slowly(self, values, addresses, count, buffer);
-  }
-  return 0;
-}
-
-/* -------------------------------------------------------------------------------------------------------- launching */
-
-static PyObject *fail(launcher_t *self, int status) {
-  PyObject *code = PyLong_FromLong(status), *answer = NULL;
-  if (code != NULL)
-    answer = PyObject_CallOneArg(self->fail, code);
-  Py_XDECREF(code);
-  if (answer != NULL) {
-    Py_DECREF(answer);
-    PyErr_SetString(PyExc_SystemError, "fail must raise");
-  }
-  return NULL;
-}
-
-/* 1: launch, 0: nothing to do, -1: no grid. */
-static int read_grid(launcher_t *self, PyObject *const *args, unsigned *grid) {
-  int axis, some = 1;
-  for (axis = 0; axis < 3; axis++) {
-    long long programs;
-    if (!PyLong_Check(args[axis]) || !read_integer(args[axis], &programs) || programs < 0 || programs > INT32_MAX)
-      return -1;
-    some = some && programs > 0;
-    grid[axis] = (unsigned)programs;
-  }
-  if ((uint64_t)grid[0] * self->cluster > INT32_MAX)
-    return -1;
-  grid[0] *= self->cluster;
-  return some;
-}
-
-static int call_driver(launcher_t *self, const unsigned *grid, void *stream, unsigned char *buffer) {
-  void *function = self->function; /* close() may come while others have the interpreter */
-  void *on_stack[STACK_PARAMETERS], **parameters = on_stack;
-  Py_ssize_t index;
-  int status;
-  if (self->field_count > STACK_PARAMETERS && (parameters = PyMem_New(void *, self->field_count)) == NULL)
-    return 2; /* out of memory, in both drivers' numbers */
-  for (index = 0; index < self->field_count; index++)
-    parameters[index] = buffer + self->fields[index].offset;
-  /* The driver waits when its queue is full, perhaps for a callback that needs the interpreter. */
+/* Loads a binary and finds its kernel, where the context for the device is current: five calls of
+ * the driver in one of Python's. Takes (cuCtxGetCurrent, cuCtxGetDevice, cuModuleLoadData,
+ * cuModuleGetFunction, cuFuncGetAttribute), the image, the entry, the device and an attribute;
+ * returns None where another context is current, else (failed step, its status, context, module,
+ * function, the attribute's value). */
+static PyObject *load_image(PyObject *module, PyObject *args) {
+  unsigned long long calls[5];
+  const char *image, *entry;
+  Py_ssize_t image_bytes, entry_bytes;
+  int device, attribute, here = -1, step = 0, status = 0, value = 0;
+  (void)module;
+  void *context = NULL, *loaded = NULL, *function = NULL;
+  if (!PyArg_ParseTuple(args, "(KKKKK)y#y#ii", &calls[0], &calls[1], &calls[2], &calls[3],
+                        &calls[4], &image, &image_bytes, &entry, &entry_bytes, &device, &attribute))
+    return NULL;
+  if (((int (*)(void **))(uintptr_t)calls[0])(&context) != 0 || context == NULL ||
+      ((int (*)(int *))(uintptr_t)calls[1])(&here) != 0 || here != device)
+    Py_RETURN_NONE;
   Py_BEGIN_ALLOW_THREADS
-  if (self->extended != NULL) {
-    config_t config = {{grid[0], grid[1], grid[2]}, {self->block, 1, 1}, self->shared, stream, self->attributes,
-                       self->attribute_count};
-    status = self->extended(&config, function, parameters, NULL);
-  } else {
-    status = self->plain(function, grid[0], grid[1], grid[2], self->block, 1, 1, self->shared, stream,
-                         parameters, NULL);
-  }
+  if ((status = ((int (*)(void **, const void *))(uintptr_t)calls[2])(&loaded, image)) != 0)
+    step = 1;
+  else if ((status = ((int (*)(void **, void *, const char *))(uintptr_t)calls[3])(
+                &function, loaded, entry)) != 0)
+    step = 2;
+  else if ((status = ((int (*)(int *, int, void *))(uintptr_t)calls[4])(&value, attribute,
+                                                                        function)) != 0)
+    step = 3;
   Py_END_ALLOW_THREADS
-  if (parameters != on_stack)
-    PyMem_Free(parameters);
-  return status;
+  return Py_BuildValue("iiKKKi", step, status, (unsigned long long)(uintptr_t)context,
+                       (unsigned long long)(uintptr_t)loaded,
+                       (unsigned long long)(uintptr_t)function, value);
 }
 
-/* Writes the addresses of scratch memory; `*release` gives it back, in the order of the stream, after the launch. */
-static int add_scratch(launcher_t *self, PyObject *const *args, unsigned char *buffer, PyObject **release) {
-  PyObject *found = PyObject_Vectorcall(self->scratch, args, LEADING, NULL);
-  unsigned long long addresses[2];
-  Py_ssize_t index;
-  if (found == NULL)
-    return -1;
-  if (!PyArg_ParseTuple(found, "KKO", &addresses[0], &addresses[1], release)) {
-    Py_DECREF(found);
-    return -1;
-  }
-  Py_INCREF(*release);
-  Py_DECREF(found);
-  for (index = 0; index < self->field_count; index++) {
-    const field_t *field = &self->fields[index];
-    if (field->kind >= GLOBAL_SCRATCH)
-      memcpy(buffer + field->offset, &addresses[field->kind - GLOBAL_SCRATCH], 8);
+/* ---------------------------------------------------------------------------------- the module */
+
+static int add_types(PyObject *module, state_t *state) {
+  struct {
+    PyType_Spec *spec;
+    PyTypeObject **type;
+  } types[] = {{&launcher_spec, &state->launcher_type},
+               {&dispatcher_spec, &state->dispatcher_type},
+               {&gridded_spec, &state->gridded_type},
+               {&bound_spec, &state->bound_type}};
+  for (size_t index = 0; index < sizeof(types) / sizeof(*types); index++) {
+    *types[index].type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[index].spec, NULL);
+    if (*types[index].type == NULL || PyModule_AddType(module, *types[index].type) < 0)
+      return -1;
   }
   return 0;
 }
 
-/* Calls what Python gave us to call afterwards, whether or not an exception is on its way. */
-static void call_after(PyObject *function) {
-  PyObject *type, *value, *trace, *answer;
-  PyErr_Fetch(&type, &value, &trace);
-  answer = PyObject_CallNoArgs(function);
-  Py_DECREF(function);
-  Py_XDECREF(answer);
-  if (type != NULL) {
-    PyErr_Clear();
-    PyErr_Restore(type, value, trace);
-  }
-}
-
-static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const unsigned *grid, unsigned char *buffer) {
-  PyObject *leave = NULL, *release = NULL, *result = NULL;
-  uint64_t here = 0;
-  int status;
-  void *stream = (void *)(uintptr_t)as_unsigned(args[3]);
-  if (stream == (void *)-1 && PyErr_Occurred())
-    return NULL;
-  status = self->where(&here);
-  if ((status != 0 || here != self->place) && (leave = PyObject_CallNoArgs(self->enter)) == NULL)
-    return NULL;
-  if (self->scratch == Py_None || add_scratch(self, args, buffer, &release) == 0) {
-    status = call_driver(self, grid, stream, buffer);
-    if (status == 0)
-      result = Py_NewRef(Py_None);
-    else
-      fail(self, status);
-  }
-  if (release != NULL)
-    call_after(release);
-  if (leave != NULL)
-    call_after(leave);
-  if (result != NULL && (release != NULL || leave != NULL) && PyErr_Occurred())
-    Py_CLEAR(result);
-  return result;
-}
-
-static int is_ready(PyObject *object, const int64_t *programs) {
-  launcher_t *self = (launcher_t *)object;
-  uint64_t here = 0;
-  return self->function != NULL && self->scratch == Py_None && self->buffer_bytes <= STACK_BYTES &&
-         programs[0] * (int64_t)self->cluster <= INT32_MAX && self->where(&here) == 0 && here == self->place;
-}
-
-static PyObject *launch_read(PyObject *object, const int64_t *programs, void *stream, PyObject *const *values,
-                             const uint64_t *addresses, Py_ssize_t count) {
-  launcher_t *self = (launcher_t *)object;
-  _Alignas(ALIGNMENT) unsigned char buffer[STACK_BYTES];
-  unsigned grid[3] = {(unsigned)programs[0] * self->cluster, (unsigned)programs[1], (unsigned)programs[2]};
-  int status;
-  if (pack(self, values, addresses, count, buffer) < 0)
-    return NULL;
-  status = call_driver(self, grid, stream, buffer);
-  return status == 0 ? count_launch(Py_NewRef(Py_None)) : fail(self, status);
-}
-
-static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
-  launcher_t *self = (launcher_t *)object;
-  _Alignas(ALIGNMENT) unsigned char on_stack[STACK_BYTES];
-  unsigned char *allocated = NULL, *buffer = on_stack;
-  Py_ssize_t count = PyVectorcall_NARGS(flagged);
-  PyObject *result = NULL;
-  unsigned grid[3];
-  int some;
-  if (count < LEADING || (names != NULL && PyTuple_GET_SIZE(names) > 0)) {
-    PyErr_SetString(PyExc_TypeError, "a launcher takes (grid_x, grid_y, grid_z, stream, *values), none by keyword");
-    return NULL;
-  }
-  if (self->function == NULL)
-    return fail(self, CLOSED);
-  some = read_grid(self, args, grid);
-  if (some < 0)
-    return fail(self, BAD_GRID);
-  if (self->buffer_bytes > STACK_BYTES) {
-    allocated = PyMem_Malloc((size_t)self->buffer_bytes + ALIGNMENT);
-    if (allocated == NULL)
-      return PyErr_NoMemory();
-    buffer = (unsigned char *)(((uintptr_t)allocated + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
-  }
-  if (pack(self, args + LEADING, NULL, count - LEADING, buffer) == 0)
-    result = some ? launch_packed(self, args, grid, buffer) : Py_NewRef(Py_None);
-  PyMem_Free(allocated);
-  return count_launch(result);
-}
-
-/* --------------------------------------------------------------------------------------------------------- the type */
-
-static PyObject *pack_method(launcher_t *self, PyObject *const *values, Py_ssize_t count) {
-  PyObject *packed = PyBytes_FromStringAndSize(NULL, self->buffer_bytes);
-  if (packed == NULL)
-    return NULL;
-  memset(PyBytes_AS_STRING(packed), 0, (size_t)self->buffer_bytes);
-  if (pack(self, values, NULL, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
-    Py_CLEAR(packed);
-  return packed;
-}
-
-static PyObject *close_method(launcher_t *self, PyObject *ignored) {
-  self->function = NULL;
-  Py_RETURN_NONE;
-}
-
-static PyMethodDef methods[] = {
-    {"pack", (PyCFunction)(void (*)(void))pack_method, METH_FASTCALL, "Return the parameter buffer of these values."},
-    {"tell_tensors", tell_tensors, METH_STATIC | METH_VARARGS, "Say how tensors of torch are read without a call of theirs."},
-    {"ask_later", ask_later, METH_STATIC | METH_VARARGS, "ask_later(function, launches): call it after so many launches."},
-    {"sibling", (PyCFunction)sibling_method, METH_VARARGS, "sibling(function, slow_pack, fail): the same for another function."},
-    {"close", (PyCFunction)close_method, METH_NOARGS, "Launch nothing any more: each call fails."},
-    {NULL, NULL, 0, NULL}};
-
-static PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(launcher_t, vectorcall), READONLY, NULL},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(launcher_t, weak), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL}};
-
-static PyType_Slot slots[] = {{Py_tp_new, launcher_new},
-                              {Py_tp_dealloc, launcher_dealloc},
-                              {Py_tp_traverse, launcher_traverse},
-                              {Py_tp_clear, launcher_clear},
-                              {Py_tp_call, PyVectorcall_Call},
-                              {Py_tp_methods, methods},
-                              {Py_tp_members, members},
-                              {Py_tp_doc, "Launches one kernel: launcher(grid_x, grid_y, grid_z, stream, *values)."},
-                              {0, NULL}};
-
-static PyType_Spec spec = {"bundler.runtime.launch._launch.Launcher", sizeof(launcher_t), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-
-static PyMethodDef functions[] = {
-    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."},
-    {"load_image", load_image, METH_VARARGS, "Load a binary where its context is current, and find its kernel."},
-    {NULL, NULL, 0, NULL}};
-
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
-                                    NULL, NULL, NULL, NULL};
-
-static launch_call_t call_of_others = {LAUNCH_CALL_VERSION, NULL, is_ready, launch_read, &of_torch};
-
-PyMODINIT_FUNC PyInit__launch(void) {
-  PyObject *made, *type, *call;
+static int set_up(PyObject *module) {
+  state_t *state = PyModule_GetState(module);
   const uint16_t one = 1;
   if (*(const unsigned char *)&one != 1) {
     PyErr_SetString(PyExc_ImportError, "the compiled launcher packs for little-endian machines");
-    return NULL;
+    return -1;
   }
-  word_data_ptr = PyUnicode_InternFromString("data_ptr");
-  type = PyType_FromSpec(&spec);
-  made = PyModule_Create(&module);
-  call_of_others.launcher = (PyTypeObject *)Py_XNewRef(type);
-  call = PyCapsule_New(&call_of_others, LAUNCH_CALL, NULL);
-  if (word_data_ptr == NULL || type == NULL || made == NULL || call == NULL ||
-      PyModule_AddObjectRef(made, "Launcher", type) < 0 || PyModule_AddObjectRef(made, "call", call) < 0)
-    Py_CLEAR(made);
-  Py_XDECREF(call);
-  Py_XDECREF(type);
-  return made;
+  state->word_data_ptr = PyUnicode_InternFromString("data_ptr");
+  state->word_device = PyUnicode_InternFromString("device");
+  state->word_dtype = PyUnicode_InternFromString("dtype");
+  state->word_get_device = PyUnicode_InternFromString("get_device");
+  state->word_stream = PyUnicode_InternFromString("stream");
+  if (!state->word_data_ptr || !state->word_device || !state->word_dtype ||
+      !state->word_get_device || !state->word_stream)
+    return -1;
+  return add_types(module, state);
 }
+
+static int visit_state(PyObject *module, visitproc visit, void *arg) {
+  state_t *state = PyModule_GetState(module);
+  Py_VISIT(state->launcher_type);
+  Py_VISIT(state->dispatcher_type);
+  Py_VISIT(state->gridded_type);
+  Py_VISIT(state->bound_type);
+  Py_VISIT(state->torch.classes);
+  Py_VISIT(state->torch.method);
+  Py_VISIT(state->ask_now);
+  Py_VISIT(state->hooks.type);
+  Py_VISIT(state->hooks.chain);
+  Py_VISIT(state->hooks.hooks[0]);
+  Py_VISIT(state->hooks.hooks[1]);
+  for (int row = 0; row < KNOWN_CLASSES; row++) {
+    Py_VISIT(state->classes[row].type);
+    Py_VISIT(state->classes[row].method);
+  }
+  return 0;
+}
+
+/* The words stay: no cycle goes through them, and a launch at the very end may still need one. */
+static int clear_state(PyObject *module) {
+  state_t *state = PyModule_GetState(module);
+  Py_CLEAR(state->launcher_type);
+  Py_CLEAR(state->dispatcher_type);
+  Py_CLEAR(state->gridded_type);
+  Py_CLEAR(state->bound_type);
+  state->torch.address = NULL;
+  Py_CLEAR(state->torch.classes);
+  Py_CLEAR(state->torch.method);
+  state->launches_left = 0;
+  Py_CLEAR(state->ask_now);
+  state->hooks.version = 0;
+  Py_CLEAR(state->hooks.type);
+  Py_CLEAR(state->hooks.chain);
+  Py_CLEAR(state->hooks.hooks[0]);
+  Py_CLEAR(state->hooks.hooks[1]);
+  for (int row = 0; row < KNOWN_CLASSES; row++) {
+    state->classes[row].version = 0;
+    Py_CLEAR(state->classes[row].type);
+    Py_CLEAR(state->classes[row].method);
+  }
+  return 0;
+}
+
+static void free_state(void *module) {
+  state_t *state = PyModule_GetState(module);
+  clear_state(module);
+  Py_CLEAR(state->word_data_ptr);
+  Py_CLEAR(state->word_device);
+  Py_CLEAR(state->word_dtype);
+  Py_CLEAR(state->word_get_device);
+  Py_CLEAR(state->word_stream);
+  if (state->spare != NULL)
+    PyObject_GC_Del(state->spare);
+  state->spare = NULL;
+}
+
+static PyMethodDef functions[] = {
+    {"find_section", find_section, METH_VARARGS,
+     "Return a section of a device binary that is whole."},
+    {"load_image", load_image, METH_VARARGS,
+     "Load a binary where its context is current, and find its kernel."},
+    {NULL, NULL, 0, NULL}};
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
+
+static struct PyModuleDef launch_module = {
+    PyModuleDef_HEAD_INIT, "_launch",   "The compiled launcher and dispatcher.",
+    sizeof(state_t),       functions,   module_slots,
+    visit_state,           clear_state, free_state};
+
+PyMODINIT_FUNC PyInit__launch(void) { return PyModuleDef_Init(&launch_module); }

@@ -18,13 +18,13 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
 from bundler.format.entries import Kernel
 from bundler.format.summary import count
+from bundler.runtime.launch.calls.specialization_match import Specialization
 from bundler.runtime.launch.compile_fallback import JitFallback
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plan_builder import BACKENDS
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.plans.plan_builder import BACKENDS
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.trust.admission import admit
 

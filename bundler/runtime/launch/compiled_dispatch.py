@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compiled_dispatcher`: the compiled half of `StaticKernel`'s launch, where the extension
-`_dispatch` was built.
+`_launch` was built.
 
 It tells calls apart as `Reader` does, and hands to Python those that it does not know.  `Gridded`
 is what `StaticKernel` inherits from for `kernel[grid]`: the extension's type, or the same in
@@ -13,22 +13,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.extension import EXTENSION
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.toolchain.profiler_hooks import CHAINS, are_present
 
 
-def _extension() -> Any | None:
-    try:
-        from bundler.runtime.launch import _dispatch  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    return _dispatch
-
-
 def dispatcher_type() -> Any | None:
     """Return the extension's dispatcher, None where it was not built."""
-    return getattr(_extension(), "Dispatcher", None)
+    return None if EXTENSION is None else EXTENSION.Dispatcher
 
 
 class PythonGridded:
@@ -43,7 +36,7 @@ class PythonGridded:
 if TYPE_CHECKING:
     Gridded = PythonGridded
 else:
-    Gridded = getattr(_extension(), "Gridded", PythonGridded)
+    Gridded = PythonGridded if EXTENSION is None else EXTENSION.Gridded
 
 
 def compiled_dispatcher(

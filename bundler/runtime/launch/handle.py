@@ -13,13 +13,13 @@ from typing import Any
 from bundler.errors import CannotLaunchStatically
 from bundler.format.launch_spec import Argument
 from bundler.runtime import grids
-from bundler.runtime.launch.argument_flattening import feed_of
-from bundler.runtime.launch.device_check import check_address, check_memory
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.calls.argument_flattening import feed_of
+from bundler.runtime.launch.calls.device_check import check_address, check_memory
+from bundler.runtime.launch.calls.specialization_match import bind
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.loaded_plans import LoadedPlan
-from bundler.runtime.launch.parameter_buffer import Packer
-from bundler.runtime.launch.plan import LaunchPlan
-from bundler.runtime.launch.specialization_match import bind
+from bundler.runtime.launch.plans.parameter_buffer import Packer
+from bundler.runtime.launch.plans.plan import LaunchPlan
 
 
 class Handle:

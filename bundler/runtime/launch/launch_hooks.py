@@ -13,6 +13,20 @@ from typing import Any
 from bundler.toolchain.profiler_hooks import Hook, are_present, launch_hooks, launch_metadata
 
 
+def launch_facts(
+    name: str, key: str, grid: tuple[int, ...], stream: int, device: int, module: Any = None
+) -> dict[str, Any]:
+    """Return what hooks are told of a launch; the function's handle is that of a loaded module."""
+    return {
+        "name": name,
+        "key": key,
+        "grid": grid,
+        "stream": stream,
+        "device": device,
+        "function": getattr(module, "function", 0),
+    }
+
+
 class Hooks:
     """The hooks of one set of kernels.
 

@@ -16,9 +16,9 @@ from bundler.errors import DriverUnavailable
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import LaunchFacts
-from bundler.runtime.launch.driver import Driver, Launcher, Module
-from bundler.runtime.launch.plan import LaunchPlan
-from bundler.runtime.launch.plan_builder import plan_with
+from bundler.runtime.launch.drivers.driver import Driver, Launcher, Module
+from bundler.runtime.launch.plans.plan import LaunchPlan
+from bundler.runtime.launch.plans.plan_builder import plan_with
 
 
 class LoadedPlan(NamedTuple):

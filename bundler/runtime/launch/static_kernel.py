@@ -17,17 +17,17 @@ from typing import Any, NamedTuple, Protocol
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.argument_flattening import feed_of
-from bundler.runtime.launch.call_key import BY_VALUE, UNCACHEABLE, Reader
+from bundler.runtime.launch.calls.argument_flattening import feed_of
+from bundler.runtime.launch.calls.call_key import BY_VALUE, UNCACHEABLE, Reader
+from bundler.runtime.launch.calls.device_check import check_address, check_memory
+from bundler.runtime.launch.calls.specialization_choice import Choices, Chosen
+from bundler.runtime.launch.calls.specialization_index import CallShape
+from bundler.runtime.launch.calls.specialization_match import Specialization
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
-from bundler.runtime.launch.device_check import check_address, check_memory
-from bundler.runtime.launch.driver import Driver, Launcher
+from bundler.runtime.launch.drivers.driver import Driver, Launcher
 from bundler.runtime.launch.handle import Handle
-from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
 from bundler.runtime.launch.loaded_plans import LoadedPlan, PlanLoader
-from bundler.runtime.launch.specialization_choice import Choices, Chosen
-from bundler.runtime.launch.specialization_index import CallShape
-from bundler.runtime.launch.specialization_match import Specialization
 
 _Sizes = tuple[int, int, int]
 # A place is a byte for the compiled dispatcher.
@@ -303,14 +303,8 @@ class StaticKernel(Gridded):
     ) -> None:
         if 0 in grid:
             return
-        facts = {
-            "name": self.name,
-            "key": bound.loaded.plan.key,
-            "grid": grid,
-            "stream": stream,
-            "device": bound.loaded.device,
-            "function": getattr(bound.loaded.module, "function", 0),
-        }
+        loaded = bound.loaded
+        facts = launch_facts(self.name, loaded.plan.key, grid, stream, loaded.device, loaded.module)
         self._hooks.around(facts, lambda: bound.launcher(*grid, stream, *bound.passed(values)))
 
     def _meet(

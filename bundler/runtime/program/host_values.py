@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bundler.errors import ConfigError
-from bundler.runtime.heuristics.launch_expressions import MAX_TEXT
+from bundler.runtime.heuristics.launch_expressions import names_of, parsed
 
 Number = int | float | bool
-_DEEPEST = 100  # nested operations
 _MOST_BITS = 128  # of a whole number on the way to a result
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -66,7 +65,7 @@ def host_value(expression: str, names: Mapping[str, Any]) -> Number:
     """Return the value of an expression.
 
     Args:
-        expression: text of at most `MAX_TEXT` characters.
+        expression: text of at most `launch_expressions.MAX_TEXT` characters.
         names: values of the names.
 
     Raises:
@@ -74,7 +73,7 @@ def host_value(expression: str, names: Mapping[str, Any]) -> Number:
             for a division by zero.
     """
     try:
-        found: Number = _value(checked(expression), names)
+        found: Number = _value(_parsed(expression), names)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise ConfigError(f"a value of the program: {expression!r:.80}: {error}") from error
     if type(found) not in {int, float, bool}:
@@ -82,40 +81,15 @@ def host_value(expression: str, names: Mapping[str, Any]) -> Number:
     return found
 
 
-def checked(expression: object) -> ast.expr:
-    """Return an expression's tree; raises `ConfigError` where `host_value` does not know
-    all of it.
-    """
-    if not isinstance(expression, str) or len(expression) > MAX_TEXT:
-        raise ConfigError(
-            f"a value of the program: expected an expression of up to {MAX_TEXT} characters, got"
-            f" {expression!r:.80}"
-        )
-    try:
-        tree = ast.parse(expression.strip(), mode="eval").body
-        _check(tree, _DEEPEST)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(
-            f"a value of the program: not an expression over sizes: {expression!r:.80} ({error})"
-        ) from error
-    return tree
-
-
 def value_names(expression: str) -> frozenset[str]:
-    """Return the names of an expression; raises as `checked`."""
-    tree = checked(expression)
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return frozenset(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called
-    )
+    """Return the names of an expression; raises `ConfigError` where `host_value` does not know all
+    of it.
+    """
+    return frozenset(names_of(_parsed(expression)))
 
 
-def _check(node: ast.expr, depth: int) -> None:
-    """Raise `ValueError` for anything that `_value` does not know."""
-    if depth == 0:
-        raise ValueError("nested too deeply")
-    for operand in _operands(node):
-        _check(operand, depth - 1)
+def _parsed(expression: str) -> ast.expr:
+    return parsed(expression, _operands, "a value of the program")
 
 
 def _operands(node: ast.expr) -> tuple[ast.expr, ...]:
@@ -142,7 +116,7 @@ def _operands(node: ast.expr) -> tuple[ast.expr, ...]:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of a tree that `_check` has seen."""
+    """Return the value of a tree that `_parsed` has seen."""
     match node:
         case ast.Constant(value=value):
             return value

@@ -75,21 +75,30 @@ def _size(tensor: Any, dim: int) -> int:
     return int(tensor.shape[dim]) if tensor.dim() else 1
 
 
+def _sized(tensor: Any, sizes: Sequence[int], of: str) -> None:
+    """Demand that a tensor has some sizes; `of` says whose they are."""
+    wanted, got = tuple(sizes), tuple(tensor.shape)
+    _demand(got == wanted, f"sizes {wanted} {of}", got)
+
+
+def _leading(tensor: Any, self: Any, rank: int) -> None:
+    """Demand that a tensor has the sizes of `self`, but for the last `rank` of both."""
+    wanted, got = tuple(self.shape[:-rank]), tuple(tensor.shape[:-rank])
+    _demand(got == wanted, f"leading sizes {wanted} of self", tuple(tensor.shape))
+
+
 def _same(**tensors: Any) -> None:
     """Demand that tensors have the sizes of the first."""
     (first, wanted), *others = tensors.items()
     for name, tensor in others:
-        expected, got = tuple(wanted.shape), tuple(tensor.shape)
-        _demand(expected == got, f"sizes {expected} of {first} for {name}", got)
+        _sized(tensor, wanted.shape, f"of {first} for {name}")
 
 
 def _vectors(size: int, **tensors: Any) -> None:
     """Demand that tensors, where they are given, have one dimension of a size."""
     for name, tensor in tensors.items():
         if tensor is not None:
-            _demand(
-                tuple(tensor.shape) == (size,), f"sizes {(size,)} for {name}", tuple(tensor.shape)
-            )
+            _sized(tensor, (size,), f"for {name}")
 
 
 def _ranks(tensor: Any, *ranks: int) -> None:
@@ -117,11 +126,7 @@ def _embedding_dense_backward(
 ) -> None:
     _demand(num_weights >= 0, "num_weights from 0", num_weights)
     expected = (*indices.shape, grad_output.shape[-1])
-    _demand(
-        tuple(grad_output.shape) == expected,
-        f"sizes {expected} of a gradient",
-        tuple(grad_output.shape),
-    )
+    _sized(grad_output, expected, "of a gradient")
     _below("indices", indices, num_weights)
 
 
@@ -151,12 +156,7 @@ def _pool_backward(rank: int, place: Callable[..., tuple[Any, Any, Any]]) -> Che
         gradient, self, indices = place(*arguments, **keywords)
         _ranks(self, rank + 1, rank + 2)
         _same(grad_output=gradient, indices=indices)
-        leading = tuple(self.shape[:-rank])
-        _demand(
-            tuple(gradient.shape[:-rank]) == leading,
-            f"leading sizes {leading} of self",
-            tuple(gradient.shape),
-        )
+        _leading(gradient, self, rank)
         _below("indices", indices, math.prod(self.shape[-rank:]))
 
     return check
@@ -248,7 +248,7 @@ def _repeats(repeats: Any, *, output_size: int | None = None) -> None:
 def _factors(LU: Any, pivots: Any) -> None:
     rows, columns = LU.shape[-2:]
     expected = (*LU.shape[:-2], min(rows, columns))
-    _demand(tuple(pivots.shape) == expected, f"sizes {expected} of pivots", tuple(pivots.shape))
+    _sized(pivots, expected, "of pivots")
     _between("pivots", pivots, 1, rows)
 
 
@@ -292,12 +292,7 @@ def _fourier_real(self: Any, dim: Sequence[int], normalization: int, last_dim_si
 def _adaptive_mean_backward(rank: int) -> Check:
     def check(grad_output: Any, self: Any) -> None:
         _ranks(self, rank + 1, rank + 2)
-        leading = tuple(self.shape[:-rank])
-        _demand(
-            tuple(grad_output.shape[:-rank]) == leading,
-            f"leading sizes {leading} of self",
-            tuple(grad_output.shape),
-        )
+        _leading(grad_output, self, rank)
         _filled(self=self, grad_output=grad_output)
 
     return check
@@ -368,7 +363,7 @@ def _attention_backward(
     _attention(query, key, value)
     expected = (*query.shape[:3], value.shape[3])
     for name, tensor in (("grad_out", grad_out), ("out", out)):
-        _demand(tuple(tensor.shape) == expected, f"sizes {expected} of {name}", tuple(tensor.shape))
+        _sized(tensor, expected, f"of {name}")
     # Kernels pad its rows.
     least = (*query.shape[:2], query.shape[2])
     fits = logsumexp.dim() in {3, 4} and all(
@@ -393,9 +388,7 @@ def _attention_backward_on_cpu(
     _attention_backward(grad_out, query, key, value, out, logsumexp)
     _same(key=key, value=value)
     expected = tuple(query.shape[:3])
-    _demand(
-        tuple(logsumexp.shape) == expected, f"sizes {expected} of logsumexp", tuple(logsumexp.shape)
-    )
+    _sized(logsumexp, expected, "of logsumexp")
     _bias_of(query, key, attn_mask)
 
 
@@ -542,11 +535,7 @@ def _layer_norm_backward(
         _demand(tensor.numel() == rows, f"{rows} numbers of {name}", tensor.numel())
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
-            _demand(
-                tuple(tensor.shape) == tuple(normalized_shape),
-                f"sizes {tuple(normalized_shape)} of {name}",
-                tuple(tensor.shape),
-            )
+            _sized(tensor, tuple(normalized_shape), f"of {name}")
 
 
 def _group_norm_sizes(input: Any, weight: Any, N: int, C: int, HxW: int, group: int) -> None:
@@ -582,9 +571,7 @@ def _group_norm_backward(
     _same(input=input, grad_out=grad_out)
     _group_norm_sizes(input, weight, N, C, HxW, group)
     for name, tensor in (("mean", mean), ("rstd", rstd)):
-        _demand(
-            tuple(tensor.shape) == (N, group), f"sizes {(N, group)} of {name}", tuple(tensor.shape)
-        )
+        _sized(tensor, (N, group), f"of {name}")
 
 
 def _resized(input_sizes: Sequence[int], output_size: Sequence[int], scales: Sequence[Any]) -> None:
@@ -631,7 +618,7 @@ def _distances_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> No
         tuple(x2.shape),
     )
     for name, tensor in (("grad", grad), ("cdist", cdist)):
-        _demand(tuple(tensor.shape) == expected, f"sizes {expected} of {name}", tuple(tensor.shape))
+        _sized(tensor, expected, f"of {name}")
 
 
 def _padded_backward(grad_output: Any, self: Any, padding: Sequence[int]) -> None:
@@ -643,11 +630,7 @@ def _padded_backward(grad_output: Any, self: Any, padding: Sequence[int]) -> Non
             -1 < width < self.shape[-1 - place] for width in padding[2 * place : 2 * place + 2]
         )
         _demand(inside, f"padding below {self.shape[-1 - place]}", padding)
-    _demand(
-        tuple(grad_output.shape) == tuple(sizes),
-        f"sizes {tuple(sizes)} of a gradient",
-        tuple(grad_output.shape),
-    )
+    _sized(grad_output, tuple(sizes), "of a gradient")
 
 
 _UPSAMPLED = (

@@ -33,7 +33,7 @@ from bundler.format.program_paths import is_code_path, program_name
 from bundler.runtime.heuristics.launch_expressions import evaluate
 from bundler.runtime.heuristics.launch_grids import open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.checked_memory import CheckedMemory
 from bundler.runtime.program.device_tensors import host_number

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.compile.compile_job import SourceRef
 from bundler.errors import CannotLaunchStatically, ConfigError, NotFound, ToolchainMismatch
@@ -25,7 +25,7 @@ from bundler.lifecycle.tuning.tuning_directory import Miss
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
@@ -52,6 +52,16 @@ _NS_OF_MS = 1e6
 _LOG = logger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
+
+
+class TunedCall(NamedTuple):
+    """One call of a tuned kernel; `grid` is None where none was given."""
+
+    grid: grids.Grid | None
+    args: Args
+    keywords: Keywords
+
+
 # Names that Inductor has for them, in its metadata and in its ranges.
 _WORK = ("kernel_num_gb", "kernel_flop")
 
@@ -193,7 +203,7 @@ class AutotunedKernel:
             # size of this key.
             if self._calls.launches_nothing(grid, args, keywords):
                 return
-            choice = self._choose(state, grid, args, keywords)
+            choice = self._choose(state, TunedCall(grid, args, keywords))
         # Only conflicts are looked for here; a call's other faults were reported when its config
         # was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
@@ -250,9 +260,8 @@ class AutotunedKernel:
         except (NotFound, ToolchainMismatch):
             # The same tuning key, but other alignments or types: the config is known, and its
             # kernel for them not compiled yet.
-            state.adopt(
-                self.__name__, choice.config, self._compile(state, choice.config, args, keywords)
-            )
+            call = TunedCall(None, args, keywords)
+            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, call))
             state.start(self.fn, choice, grid, args, keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
@@ -268,7 +277,7 @@ class AutotunedKernel:
             CannotLaunchStatically: only Triton can launch it.
         """
         state = self._state or self.ready()
-        choice = self._choice(state, grid, args, keywords)
+        choice = self._choice(state, TunedCall(grid, args, keywords))
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         return self._handle(state, choice, args, keywords)
@@ -277,9 +286,8 @@ class AutotunedKernel:
         try:
             return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
-            state.adopt(
-                self.__name__, choice.config, self._compile(state, choice.config, args, keywords)
-            )
+            call = TunedCall(None, args, keywords)
+            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, call))
             return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
@@ -290,7 +298,7 @@ class AutotunedKernel:
             CompileFailed: the kernel does not compile.
         """
         state = self.ready()
-        compiler = self._compiler(state, grid or (1,), args, keywords)
+        compiler = self._compiler(state, TunedCall(grid, args, keywords))
         found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
             if isinstance(candidate, StaticCandidate):  # loaded to see whether the device takes it
@@ -313,23 +321,16 @@ class AutotunedKernel:
             grid: a `TextGrid` is written as expressions and as C++; another says nothing of other
                 sizes.
         """
-        state = self.ready()
-        return self._export(
-            state, self._choice(state, grid, args, keywords), directory, grid, args, keywords
-        )
+        state, call = self.ready(), TunedCall(grid, args, keywords)
+        return self._export(state, self._choice(state, call), directory, call)
 
     def _export(
-        self,
-        state: LaunchState,
-        choice: Choice,
-        directory: str | os.PathLike[str],
-        grid: grids.Grid | None,
-        args: Args,
-        keywords: Keywords,
+        self, state: LaunchState, choice: Choice, directory: str | os.PathLike[str], call: TunedCall
     ) -> Exported:
+        grid, args, keywords = call
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
-        made = self._compile(state, choice.config, args, keywords, keep="all")
+        made = self._compile(state, choice.config, TunedCall(grid, args, keywords), keep="all")
         expressions, why = grid_notes(
             grid, {**self._calls.constants(args, keywords), **choice.keywords}
         )
@@ -386,14 +387,11 @@ class AutotunedKernel:
                 kernel=self.__name__,
             ) from error
 
-    def _choice(
-        self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords
-    ) -> Choice:
-        return self._known(state, args, keywords) or self._choose(state, grid, args, keywords)
+    def _choice(self, state: LaunchState, call: TunedCall) -> Choice:
+        return self._known(state, call.args, call.keywords) or self._choose(state, call)
 
-    def _choose(
-        self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords
-    ) -> Choice:
+    def _choose(self, state: LaunchState, call: TunedCall) -> Choice:
+        _, args, keywords = call
         self._calls.check(args, keywords)
         memo = self._memo(state, args, keywords)
         # Under the lock, so that of several first calls one tunes and the others get its choice.
@@ -405,23 +403,20 @@ class AutotunedKernel:
             found = state.lookup.find(question)
             if isinstance(found, Miss):
                 self.misses.append((question.key, found.reason))
-                found = self._decided(found, question) or self._tune(
-                    state, question, grid, args, keywords
-                )
+                found = self._decided(found, question) or self._tune(state, question, call)
             else:
                 state.adopt_from_bundle(found)
             if found.ignored:
-                ignored, backend = ", ".join(found.ignored), state.driver.backend
                 _LOG.info(
                     "%s: %s has no %s; the config %s is used without",
                     self.__name__,
-                    backend,
-                    ignored,
+                    state.driver.backend,
+                    ", ".join(found.ignored),
                     found.config,
                 )
-            self._report(state, found, grid, args, keywords)
+            self._report(state, found, call)
             if self.options.export is not None:
-                self._export(state, found, self.options.export, grid, args, keywords)
+                self._export(state, found, self.options.export, call)
             self._choices[memo] = found
             return found
 
@@ -442,26 +437,17 @@ class AutotunedKernel:
 
     # --------------------------------------------------------------------------------------- Tuning
 
-    def _tune(
-        self,
-        state: LaunchState,
-        question: LookupQuestion,
-        grid: grids.Grid | None,
-        args: Args,
-        keywords: Keywords,
-    ) -> Choice:
-        if grid is None:
+    def _tune(self, state: LaunchState, question: LookupQuestion, call: TunedCall) -> Choice:
+        if call.grid is None:
             raise ConfigError(
                 f"{self.__name__} has to be tuned first: give a grid to launch with",
                 kernel=self.__name__,
             )
-        compiler = self._compiler(state, grid, args, keywords)
-        outcome = self._trial(compiler).run(question.listed.configs)
+        outcome = self._trial(self._compiler(state, call)).run(question.listed.configs)
         winner = outcome.winner
         assert isinstance(winner, StaticCandidate | TritonCandidate)
-        state.adopt(
-            self.__name__, winner.config, winner.made
-        )  # compiled already, so the launch need not
+        # Compiled already, so the launch need not.
+        state.adopt(self.__name__, winner.config, winner.made)
         winner.close()
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
@@ -469,14 +455,13 @@ class AutotunedKernel:
         time_ms = None if best is None else best / _NS_OF_MS
         return Choice.of(winner.config, outcome.found_by, question.target, time_ms)
 
-    def _compiler(
-        self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords
-    ) -> CandidateCompiler:
+    def _compiler(self, state: LaunchState, call: TunedCall) -> CandidateCompiler:
         return CandidateCompiler(
             self.fn,
-            self._calls.named(args, keywords),
+            self._calls.named(call.args, call.keywords),
             TuningDevice.of(state.driver, state.driver.device()),
-            grid,
+            # A grid is no part of what is compiled.
+            (1,) if call.grid is None else call.grid,
             state.hooks,
             workers=self.options.workers,
             service=self.options.service,
@@ -485,21 +470,16 @@ class AutotunedKernel:
             hook_args=self.options.hook_args,
         )
 
-    def _trial(self, compiler: CandidateCompiler) -> Trial:
-        return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
+    def _trial(
+        self, compiler: CandidateCompiler, clock: Callable[[], Clock] | None = None
+    ) -> Trial:
+        clock = clock or self._make_clock
+        return Trial(self.__name__, compiler, self._effects, clock, self.options)
 
     def _compile(
-        self,
-        state: LaunchState,
-        config: Config,
-        args: Args,
-        keywords: Keywords,
-        *,
-        keep: Keep = "launch",
+        self, state: LaunchState, config: Config, call: TunedCall, *, keep: Keep = "launch"
     ) -> CompiledConfig:
-        compiler = self._compiler(
-            state, (1,), args, keywords
-        )  # a grid is no part of what is compiled
+        compiler = self._compiler(state, call)
         made = make(
             self.base,
             compiler.keywords(config),
@@ -510,25 +490,12 @@ class AutotunedKernel:
         self._plugins.compiled(config, made)
         return made
 
-    def _report(
-        self,
-        state: LaunchState,
-        choice: Choice,
-        grid: grids.Grid | None,
-        args: Args,
-        keywords: Keywords,
-    ) -> None:
+    def _report(self, state: LaunchState, choice: Choice, call: TunedCall) -> None:
         """Add the kernel to the bandwidth report, if there is one."""
         report = self.options.bandwidth
-        if report is not None and grid is not None and report.wants(self.__name__):
-            compiler = self._compiler(state, grid, args, keywords)
-            Trial(
-                self.__name__,
-                compiler,
-                self._effects,
-                report.clock or self._make_clock,
-                self.options,
-            ).add_to(report, choice.config, choice.time_ms)
+        if report is not None and call.grid is not None and report.wants(self.__name__):
+            trial = self._trial(self._compiler(state, call), report.clock)
+            trial.add_to(report, choice.config, choice.time_ms)
 
 
 class LaunchWatch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import ConfigError
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.toolchain.tuner_toolchain import FLUSH_BYTES
 
 QUANTILES = (0.5, 0.2, 0.8)
@@ -133,6 +134,14 @@ class GivenClock:
             )
         median = times[0]
         return Sample(median, *(times[1:] if len(times) == len(QUANTILES) else (median, median)))
+
+
+def pattern_of(text: str | None) -> re.Pattern[str] | None:
+    """Return which kernels are meant; raises `ConfigError` for what is no regular expression."""
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"pattern={text!r}: no regular expression: {error}", got=text) from error
 
 
 def _runs(span_ms: float, estimate_ms: float) -> int:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CandidateCompiler`: compiles the configs of one call, on all cores where it can, and makes
-candidates that can be launched and timed.
+candidates that can be launched and timed; `handles_on` makes handles of what a compile service
+compiled, so that kernel source goes in and a launch comes out.
 
-`AutotunedKernel` makes one for each call that it tunes, and `Trial` builds its candidates with it.
+`AutotunedKernel` makes a compiler for each call that it tunes, and `Trial` builds its candidates
+with it.  Users hand `handles_on` to `CompileService.source` as `finish`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Any
 
 from bundler.compile import module_import
 from bundler.compile.build_plan import jobs_of, source_of
-from bundler.compile.compile_job import Job, SourceRef
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.service import CompileService
-from bundler.compile.service_arguments import worker_count
+from bundler.compile.worker_pool import worker_count
 from bundler.errors import (
     BundlerError,
     CannotLaunchStatically,
@@ -35,12 +37,13 @@ from bundler.lifecycle.collection import known_facts
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.launch.handle import Handle
-from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
 from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plan_builder import can_launch
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.plans.plan_builder import BACKENDS, can_launch
 from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
 from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
@@ -335,41 +338,16 @@ def importable(function: Any) -> SourceRef | None:
 
 
 class _BaseCandidate:
-    """What both kinds of candidates tell of their binary."""
+    """What both kinds of candidates tell of their binary; see `Candidate`."""
 
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
-        self._config, self._made, self._compiler = config, made, compiler
+        self.config, self.made, self.key = config, made, made.kernel.key
+        self._compiler = compiler
         try:
-            self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
-        except (
-            FormatError
-        ):  # the binary may still run: unknown usage only means that it is not judged by it
-            self._usage = Usage(None, None)
-
-    @property
-    def config(self) -> Config:
-        """What it was compiled from."""
-        return self._config
-
-    @property
-    def key(self) -> str:
-        """The kernel's key."""
-        return self._made.kernel.key
-
-    @property
-    def registers(self) -> int | None:
-        """Registers of a thread."""
-        return self._usage.registers
-
-    @property
-    def spills(self) -> int | None:
-        """32-bit words of a thread that did not fit into registers."""
-        return self._usage.spills
-
-    @property
-    def made(self) -> CompiledConfig:
-        """The compiled kernel."""
-        return self._made
+            usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
+        except FormatError:  # the binary may still run; it is only not judged by its usage
+            usage = Usage(None, None)
+        self.registers, self.spills = usage.registers, usage.spills
 
 
 class StaticCandidate(_BaseCandidate):
@@ -386,7 +364,7 @@ class StaticCandidate(_BaseCandidate):
         it can.
         """
         try:
-            self._loader.load(self._made.kernel, self._compiler.place.device)
+            self._loader.load(self.made.kernel, self._compiler.place.device)
         except (CannotLaunchStatically, FormatError):
             raise
         except BundlerError as error:
@@ -396,10 +374,10 @@ class StaticCandidate(_BaseCandidate):
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
         place, hooks = self._compiler.place, self._compiler.hooks
-        loaded = self._loader.load(self._made.kernel, place.device)
-        arguments = Specialization(self._made.kernel).arguments
+        loaded = self._loader.load(self.made.kernel, place.device)
+        arguments = Specialization(self.made.kernel).arguments
         handle = Handle(loaded, place.driver, arguments)
-        call = {**self._compiler.keywords(self._config), **values}
+        call = {**self._compiler.keywords(self.config), **values}
         names = {argument.name for argument in arguments}
         given = handle.values(**{name: value for name, value in call.items() if name in names})
         grid = self._compiler.grid
@@ -410,14 +388,8 @@ class StaticCandidate(_BaseCandidate):
             handle.plan.cluster,
         )
         stream = place.driver.stream(place.device)
-        facts = {
-            "name": self._made.kernel.name,
-            "key": self.key,
-            "grid": sizes,
-            "stream": stream,
-            "device": place.device,
-            "function": getattr(loaded.module, "function", 0),
-        }
+        name = self.made.kernel.name
+        facts = launch_facts(name, self.key, sizes, stream, place.device, loaded.module)
 
         def launch() -> None:
             handle.launch(*sizes, stream, *given)
@@ -435,7 +407,7 @@ class TritonCandidate(_BaseCandidate):
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        call = {**self._compiler.keywords(self._config), **values}
+        call = {**self._compiler.keywords(self.config), **values}
         function, grid = toolchain.innermost(self._compiler.kernel), self._compiler.grid
 
         def launch() -> None:
@@ -445,3 +417,34 @@ class TritonCandidate(_BaseCandidate):
 
     def close(self) -> None:
         """Do nothing: Triton keeps what it has loaded."""
+
+
+# -------------------------------------------------------------------- What a service compiled
+
+
+def handles_on(
+    driver: Driver | None = None, device: int | None = None
+) -> Callable[[Compiled], Handle]:
+    """Return a function that loads a compiled kernel and returns its handle.
+
+    Args:
+        driver: whose GPUs to use; None opens CUDA's or HIP's when the function is first called.
+        device: None for the current one.
+
+    The function raises `CannotLaunchStatically` for a kernel that only Triton can launch or whose
+    files are not complete, `ToolchainMismatch` for one of another target, and `DriverError`.
+    """
+
+    def load(compiled: Compiled) -> Handle:
+        chosen = driver or open_first_driver(BACKENDS)
+        builder = Builder(os.path.dirname(compiled.directory), "launch")
+        reason = compiled.add_to(builder)
+        if reason is not None:
+            raise CannotLaunchStatically(f"{compiled.key}: {reason}", key=compiled.key)
+        bundle = join([builder], identity.environment())
+        loader, kernel = PlanLoader(chosen), bundle.kernels[0]
+        loader.add_source(bundle)
+        loaded = loader.load(kernel, chosen.device() if device is None else device)
+        return Handle(loaded, chosen, Specialization(kernel).arguments)
+
+    return load

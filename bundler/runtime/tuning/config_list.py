@@ -14,10 +14,9 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.runtime.configs import Config
+from bundler.runtime.configs import COUNTS, Config
 from bundler.toolchain.option_defaults import options_anywhere, options_of
 
-_COUNTS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 _PRUNERS = frozenset({"perf_model", "top_k", "early_config_prune"})
 
 
@@ -81,7 +80,7 @@ class ListedConfigs:
     def check_given(self, kernel: str, given: set[str]) -> None:
         """Raise `ConfigError` when a call gives a value to something that the configs choose."""
         chosen = {name for config in self.configs for name in (*config.kwargs, *config.options)}
-        for name in sorted(given & (chosen | _COUNTS)):
+        for name in sorted(given & chosen.union(COUNTS)):
             raise ConfigError(
                 f"{kernel}: {name!r} is given, and chosen by the tuner too; leave it to the tuner",
                 kernel=kernel,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bundler.errors import ConfigError
-from bundler.runtime.configs import Config
+from bundler.runtime.configs import COUNTS, Config
 
 BLOCKS = ("XBLOCK", "YBLOCK", "ZBLOCK", "R0_BLOCK", "R1_BLOCK")
 FIELDS = (*BLOCKS, "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")
@@ -32,7 +32,6 @@ MAX_WAVES, WAVES_OF_A_BLOCK = 8, 8
 MIN_MATMUL_BLOCK, MAX_MATMUL_TILE = 16, 1 << 20
 _AXIS = {"XBLOCK": "x", "YBLOCK": "y", "ZBLOCK": "z", "R0_BLOCK": "r0_", "R1_BLOCK": "r1_"}
 _STAGES = frozenset({"num_stages", "NUM_STAGES"})
-_COUNTS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,7 @@ class _Walk:
 
 def get(config: Config, name: str, *, hip: bool = False) -> int | None:
     """Return a field of a config, None when it has no such field."""
-    if name in _COUNTS:
+    if name in COUNTS:
         found: int | None = getattr(config, name)
         return found
     if name in config.kwargs:
@@ -242,7 +241,7 @@ def get(config: Config, name: str, *, hip: bool = False) -> int | None:
 
 def put(config: Config, name: str, value: int) -> Config:
     """Return a config with a field changed."""
-    if name in _COUNTS:
+    if name in COUNTS:
         counts: dict[str, Any] = {name: value}
         return replace(config, **counts)
     if name in config.kwargs:

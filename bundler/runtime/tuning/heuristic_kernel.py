@@ -4,20 +4,19 @@ follows from its arguments.
 
 The decorators of `heuristic_decorators` and Inductor's generated modules make one from
 `Candidates`. All candidates may be compiled in the workers of a service before the first call
-(`_compile_candidates`). Sizes repeat, so grids are remembered by config and sizes (`KnownGrids`).
+(`HeuristicKernel.compile_in`). Sizes repeat, so grids are remembered by config and sizes (`KnownGrids`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from bundler.compile.build_plan import jobs_of
-from bundler.compile.compile_job import Compiled, Job, SourceRef
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.compile_job import Compiled, SourceRef
+from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
 from bundler.format.entries import Target
@@ -42,11 +41,10 @@ from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 MAX_KNOWN = 4096
 _Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]
-_K = TypeVar("_K")
 
 
 @dataclass(frozen=True)
@@ -342,10 +340,33 @@ class HeuristicKernel:
         Raises:
             ConfigError: no other process can import the function, or the arguments do not fit it.
         """
-        call = {**self.constants, **self.compile_options}
-        return _compile_candidates(
-            self, self.fn, self.configs, call, arguments, service, target, self.source
-        )
+        name = toolchain.innermost(self.fn).__name__
+        source = self.source or importable(toolchain.innermost(self.fn))
+        if source is None:
+            raise ConfigError(
+                f"{name}: no other process can import it; define it in a module file, or make one"
+                " of its text with source_module",
+                name=name,
+            )
+        # Two configs that count the same on this target are one kernel.
+        counted = {effective_on(config, target): config for config in reversed(self.configs)}
+        jobs = []
+        for config in reversed(counted.values()):
+            call = {**self._fixed, **keywords_on(config, target)}
+            found = jit_specialization.specialize(self.fn, arguments, call, target)
+            jobs += [asked_for(jobs_of(name, source, one, target)) for one in found]
+        return JoinedFuture(name, [service.submit(job) for job in jobs], self._compiled)
+
+    def _compiled(self, outcomes: Sequence[Any]) -> HeuristicKernel:
+        """Return this kernel unless it does not compile: a candidate that is only too large is one
+        candidate less.
+        """
+        failures = [outcome for outcome in outcomes if not isinstance(outcome, Compiled)]
+        for failure in failures:
+            too_large = isinstance(failure, CompileFailed) and toolchain.tolerated(failure)
+            if not too_large or len(failures) == len(outcomes):
+                raise failure
+        return self
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown,
@@ -487,76 +508,3 @@ class KnownGrids:
         named = dict(zip(self._arguments, args, strict=True))
         blocks = {**named, **mine.blocks}
         return self._work(blocks, blocks)
-
-
-def _compile_candidates(
-    kernel: _K,
-    function: Any,
-    configs: Sequence[Config],
-    call: Mapping[str, Any],
-    arguments: Mapping[str, Spec],
-    service: CompileService,
-    target: Target,
-    source: SourceRef | None = None,
-) -> JoinedFuture[_K]:
-    """Submit a job for each config; returns a future of the kernel, which is done when all of them
-    are.
-
-    Args:
-        kernel: what the future's result is.
-        function: its JIT function.
-        configs: its candidates.
-        call: constants and options that every candidate gets.
-        arguments: name -> spec, of the arguments of a call.
-        service: where; its `cache_dir` has to be Triton's.
-        target: what for.
-        source: where a worker finds the function; None where it can be imported.
-
-    Raises:
-        ConfigError: no other process can import the function, or the arguments do not fit it.
-    """
-    name = toolchain.innermost(function).__name__
-    found = source or importable(toolchain.innermost(function))
-    if found is None:
-        raise ConfigError(
-            f"{name}: no other process can import it; define it in a module file, or make one of"
-            " its text with source_module",
-            name=name,
-        )
-    # Two configs that count the same on this target are one kernel.
-    counted = {effective_on(config, target): config for config in reversed(configs)}
-    jobs = [
-        job
-        for config in reversed(counted.values())
-        for job in _jobs(
-            function, found, arguments, {**call, **keywords_on(config, target)}, target
-        )
-    ]
-    return JoinedFuture(
-        name, [service.submit(job) for job in jobs], lambda outcomes: _checked(kernel, outcomes)
-    )
-
-
-def _jobs(
-    function: Any,
-    source: SourceRef,
-    arguments: Mapping[str, Spec],
-    keywords: Mapping[str, Any],
-    target: Target,
-) -> Iterator[Job]:
-    name = toolchain.innermost(function).__name__
-    for specialized in jit_specialization.specialize(function, arguments, keywords, target):
-        yield asked_for(jobs_of(name, source, specialized, target))
-
-
-def _checked(kernel: _K, outcomes: Sequence[Any]) -> _K:
-    """Return the kernel unless it does not compile: a candidate that is only too large is one
-    candidate less.
-    """
-    failures = [outcome for outcome in outcomes if not isinstance(outcome, Compiled)]
-    for failure in failures:
-        if not (isinstance(failure, CompileFailed) and toolchain.tolerated(failure)) or len(
-            failures
-        ) == len(outcomes):
-            raise failure
-    return kernel

@@ -32,7 +32,7 @@ from bundler.runtime.heuristics.grid_sources import (
     identifier,
     identifiers,
 )
-from bundler.runtime.launch.plan import (
+from bundler.runtime.launch.plans.plan import (
     GLOBAL_SCRATCH,
     PROFILE_SCRATCH,
     TENSOR_MAP,
@@ -40,7 +40,7 @@ from bundler.runtime.launch.plan import (
     LaunchPlan,
     Parameter,
 )
-from bundler.runtime.launch.plan_builder import build_plan
+from bundler.runtime.launch.plans.plan_builder import build_plan
 
 SCHEMA = 1
 _DIVISIBLE = "tt.divisibility"
@@ -59,6 +59,19 @@ _TYPES = {
     **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
 }
+# In the order of the struct `bundler_kernel`.
+_NUMBERS = (
+    "block_threads",
+    "cluster",
+    "shared_bytes",
+    "cooperative",
+    "pdl",
+    "global_scratch_bytes",
+    "global_scratch_align",
+    "profile_scratch_bytes",
+    "profile_scratch_align",
+    "buffer_bytes",
+)
 _HIDDEN = {GLOBAL_SCRATCH: "bundler_global_scratch", PROFILE_SCRATCH: "bundler_profile_scratch"}
 _PLAIN = re.compile(r"[A-Za-z0-9_ .:,;=+*/%()<>{}|&!#@^~$'\[\]-]")
 _SHARED = f"""\
@@ -254,16 +267,7 @@ def _facts(plan: LaunchPlan, divisors: Mapping[str, int]) -> dict[str, Any]:
         "entry": plan.entry,
         "key": plan.key,
         "target": str(plan.target),
-        "block_threads": plan.block_threads,
-        "cluster": plan.cluster,
-        "shared_bytes": plan.shared_bytes,
-        "cooperative": plan.cooperative,
-        "pdl": plan.pdl,
-        "global_scratch_bytes": plan.global_scratch_bytes,
-        "global_scratch_align": plan.global_scratch_align,
-        "profile_scratch_bytes": plan.profile_scratch_bytes,
-        "profile_scratch_align": plan.profile_scratch_align,
-        "buffer_bytes": plan.buffer_bytes,
+        **{name: getattr(plan, name) for name in _NUMBERS},
         "parameters": [
             {
                 "name": p.name,
@@ -377,19 +381,7 @@ def _header_facts(name: str, plan: LaunchPlan, binary: str, digest: str) -> str:
         [f"static const bundler_parameter {name}_parameters[] = {{", *rows, "};"] if rows else []
     )
     words = [*map(_quoted, (plan.entry, str(plan.target), binary, digest))]
-    numbers = (
-        plan.block_threads,
-        plan.cluster,
-        plan.shared_bytes,
-        plan.cooperative,
-        plan.pdl,
-        plan.global_scratch_bytes,
-        plan.global_scratch_align,
-        plan.profile_scratch_bytes,
-        plan.profile_scratch_align,
-        plan.buffer_bytes,
-        len(rows),
-    )
+    numbers = (*(getattr(plan, name) for name in _NUMBERS), len(rows))
     fields = [
         *words,
         *(str(int(number)) for number in numbers),

@@ -17,7 +17,8 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors, replace_file
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
+from bundler.runtime.tuning.benchmark import pattern_of
 from bundler.runtime.tuning.tuner_plugins import TunedLaunch
 from bundler.toolchain import tuner_toolchain as toolchain
 
@@ -57,12 +58,7 @@ class LaunchDump:
             raise ConfigError(
                 f"runs={runs!r}: expected how many launches are kept, at least 1", got=runs
             )
-        try:
-            self._pattern = re.compile(pattern or "")
-        except re.error as error:
-            raise ConfigError(
-                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
-            ) from error
+        self._pattern = pattern_of(pattern)
         self._path, self._lock = os.fspath(path), threading.Lock()
         self._tensors, self._runs = None if tensors is None else Path(tensors), runs
         self._counts: Counter[str] = Counter()
@@ -82,7 +78,8 @@ class LaunchDump:
             launch.config.all_kwargs(),
             launch.grid,
         )
-        if self._tensors is not None and self._pattern.match(launch.kernel):
+        wanted = self._pattern is None or self._pattern.match(launch.kernel)
+        if self._tensors is not None and wanted:
             self._write_tensors(self._tensors, launch)
 
     def add(

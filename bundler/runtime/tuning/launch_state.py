@@ -19,12 +19,12 @@ from bundler.format.bundle import Bundle
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.drivers import open_first_driver
-from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
 from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plan_builder import BACKENDS
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.plans.plan_builder import BACKENDS
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.tuning.candidate_compiler import CompiledConfig
 from bundler.runtime.tuning.result_lookup import Choice, ResultLookup
@@ -151,12 +151,5 @@ class LaunchState:
         values = handle.values(**{name: value for name, value in call.items() if name in names})
         if 0 in sizes:
             return
-        facts = {
-            "name": self.static.name,
-            "key": handle.plan.key,
-            "grid": sizes,
-            "stream": stream,
-            "device": handle.device,
-            "function": 0,
-        }
+        facts = launch_facts(self.static.name, handle.plan.key, sizes, stream, handle.device)
         self.hooks.around(facts, lambda: handle.launch(*sizes, stream, *values))

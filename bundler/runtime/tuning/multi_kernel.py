@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from bundler.compile.job_futures import CompileFuture
-from bundler.compile.joined_futures import JoinedFuture
+from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
 from bundler.lifecycle.tuning.tuning_directory import Miss
 from bundler.package_loggers import logger
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, Sandbox
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.multi_kernel_records import ChoiceRecords, MultiKernelRecords

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from bundler.errors import ConfigError
-from bundler.runtime.tuning.benchmark import Launch, Sample, summary
+from bundler.runtime.tuning.benchmark import Launch, Sample, pattern_of, summary
 from bundler.toolchain import tuner_toolchain as toolchain
 
 WARMUPS, RUNS = 5, 25
@@ -57,12 +57,7 @@ class ProfilerClock:
             raise ConfigError(
                 f"runs={runs}, warmups={warmups}: expected at least 1 and 0", got=runs
             )
-        try:
-            self._pattern = None if pattern is None else re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
-            ) from error
+        self._pattern = pattern_of(pattern)
         self._warmups, self._runs = warmups, runs
         self._profile, self._flush = profile, flush
 

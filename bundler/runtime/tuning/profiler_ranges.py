@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.tuning.tuner_plugins import TunedLaunch
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})

@@ -52,20 +52,11 @@ class RepeatedLaunches:
         grid_of: GridOf,
         fixed: dict[str, Any],
     ) -> None:
-        self.tuned, self.start, self.slow, self.grid_of, self.fixed = (
-            tuned,
-            start,
-            slow,
-            grid_of,
-            fixed,
-        )
+        self.tuned, self.start, self.slow = tuned, start, slow
+        self.grid_of, self.fixed = grid_of, fixed
         state = tuned.ready()
-        self.device, self.stream, self._hooks = (
-            state.driver.device,
-            state.driver.stream,
-            state.hooks,
-        )
-        self._backend = state.driver.backend
+        self.device, self.stream = state.driver.device, state.driver.stream
+        self._hooks, self._backend = state.hooks, state.driver.backend
         self.launch = compiled_dispatcher(
             state.driver,
             state.hooks,

@@ -22,8 +22,8 @@ from bundler.lifecycle.tuning.triton_results import results_text, results_timing
 from bundler.lifecycle.tuning.tuning_directory import Hit, Miss, tuning_listeners
 from bundler.lifecycle.tuning.tuning_savings import METER
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.config_list import ListedConfigs, ignored_on, keywords_on
 from bundler.runtime.tuning.kept_records import find_record, keep_record

@@ -41,23 +41,20 @@ _LEAST_MAJOR = 8
 
 
 class Candidate(Protocol):
-    """A config that was compiled and can be launched."""
+    """A config that was compiled and can be launched.
 
-    @property
-    def config(self) -> Config:
-        """What it was compiled from."""
+    Attributes:
+        config: what it was compiled from.
+        key: the kernel's.
+        registers: registers of a thread, None when that is not known.
+        spills: 32-bit words of a thread that registers had no room for, None when that is not
+            known.
+    """
 
-    @property
-    def key(self) -> str:
-        """The kernel's key."""
-
-    @property
-    def registers(self) -> int | None:
-        """Registers of a thread, None when that is not known."""
-
-    @property
-    def spills(self) -> int | None:
-        """32-bit words of a thread that registers had no room for, None when that is not known."""
+    config: Config
+    key: str
+    registers: int | None
+    spills: int | None
 
     def close(self) -> None:
         """Take it off the device; twice is fine."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.tuning.descent import UNMEASURED_DETERMINISTIC, Descent, Space
 from bundler.runtime.tuning.launch_dump import LaunchDump
 from bundler.runtime.tuning.occupancy import DeviceLimits

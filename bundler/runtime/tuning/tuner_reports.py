@@ -7,17 +7,15 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors
 from bundler.package_loggers import logger
-from bundler.runtime.launch.argument_types import is_tensor
-from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.launch.calls.argument_types import is_tensor
+from bundler.runtime.tuning.benchmark import Clock, pattern_of
 
 # Inductor's figures for marking a kernel as slow.
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
@@ -94,12 +92,7 @@ class BandwidthReport:
         self.clock = clock
         self._path, self._lock, self._lines = path, threading.Lock(), lines
         self._rows: list[Bandwidth] = []
-        try:
-            self._pattern = None if pattern is None else re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
-            ) from error
+        self._pattern = pattern_of(pattern)
 
     def wants(self, name: str) -> bool:
         """Whether a kernel of this name is measured."""

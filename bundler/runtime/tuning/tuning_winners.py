@@ -18,16 +18,15 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of, time_of
 from bundler.format.digest import sha256
 from bundler.format.launch_spec import Named, TuningRecord
-from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.configs import COUNTS, Config
+from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.toolchain.compile_call import decode_value
-from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.keys.encoding import encode_value
 
 # Part of each tuning key: another way to measure or to choose gets another number.
 METHOD = "1"
 MAX_TABLE_BYTES = 16 << 20
 MAX_TIME_NS = 2**63
-_COUNTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 # No parameter of a function has a dot in its name.
 _OPTION = "option."
 
@@ -41,20 +40,17 @@ def named_of(config: Config) -> Named:
     """
     config.to_wire()  # raises for a value without an encoding, and names it
     kwargs = [(name, config.kwargs[name]) for name in sorted(config.kwargs)]
-    counts = [(name, getattr(config, name)) for name in _COUNTS]
     options = [(_OPTION + name, config.options[name]) for name in sorted(config.options)]
-    return tuple((name, encode_value(value)) for name, value in (*kwargs, *counts, *options))
+    return tuple(
+        (name, encode_value(value)) for name, value in (*kwargs, *config.counts.items(), *options)
+    )
 
 
 def config_of(named: Named) -> Config:
     """Return the config that a record holds; raises `FormatError` when it holds none."""
-    values = {name: decode_value(value) for name, value in named}
-    counts = {name: values.pop(name) for name in _COUNTS if name in values}
-    options = {
-        name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)
-    }
+    fields = _apart({name: decode_value(value) for name, value in named})
     try:  # a record may come from anybody, and hold counts that are none
-        return Config(values, **counts, options=options)
+        return Config(**fields)
     except (ConfigError, TypeError) as error:
         raise FormatError(f"a tuning record holds a config that is none: {error}") from error
 
@@ -172,12 +168,19 @@ def plain_config(named: Named) -> dict[str, Any]:
     """Return a record's config as JSON has it: `kwargs`, the counts, `options`; types and functions
     become their names.
     """
-    values = {name: value.plain() for name, value in named}
-    options = {
-        name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)
+    return _apart({name: value.plain() for name, value in named})
+
+
+def _apart(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record's config by the fields of `Config`."""
+    options = {n[len(_OPTION) :]: value for n, value in values.items() if n.startswith(_OPTION)}
+    counts = {name: values[name] for name in COUNTS if name in values}
+    kwargs = {
+        name: value
+        for name, value in values.items()
+        if name not in COUNTS and not name.startswith(_OPTION)
     }
-    counts = {name: values.pop(name) for name in _COUNTS if name in values}
-    return {"kwargs": values, **counts, "options": options}
+    return {"kwargs": kwargs, **counts, "options": options}
 
 
 def table_entry(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:

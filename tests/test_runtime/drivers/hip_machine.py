@@ -16,7 +16,7 @@ import msgpack
 import pytest
 
 from bundler.runtime import build_plan
-from bundler.runtime.launch.hip import HipDriver
+from bundler.runtime.launch.drivers.hip import HipDriver
 
 HERE = Path(__file__).resolve().parent
 # e_flags of a code object: the machine in the lowest byte, then two bits for xnack and two for

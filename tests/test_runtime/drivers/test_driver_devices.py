@@ -17,12 +17,12 @@ from bundler.errors import (
     ToolchainMismatch,
 )
 from bundler.format.entries import Target
-from bundler.runtime.launch.cuda import CudaDriver
-from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.drivers import open_driver
-from bundler.runtime.launch.hip import HipDriver
-from bundler.runtime.launch.plan import TensorMap
-from bundler.runtime.launch.scratch import TorchPool, scratch_for
+from bundler.runtime.launch.drivers.cuda import CudaDriver
+from bundler.runtime.launch.drivers.driver import DeviceProperties
+from bundler.runtime.launch.drivers.driver_opening import open_driver
+from bundler.runtime.launch.drivers.hip import HipDriver
+from bundler.runtime.launch.drivers.scratch import TorchPool, scratch_for
+from bundler.runtime.launch.plans.plan import TensorMap
 
 BOTH = pytest.mark.parametrize("backend", ["cuda", "hip"])
 MAP = TensorMap(0, swizzle=3, elem_size=4, elem_type=9, block_size=(16, 64), fp4_padded=False)
@@ -31,7 +31,7 @@ MAP = TensorMap(0, swizzle=3, elem_size=4, elem_type=9, block_size=(16, 64), fp4
 @pytest.fixture(autouse=True)
 def path(request, monkeypatch):
     """What is tested here does not depend on the launch path."""
-    monkeypatch.setattr("bundler.runtime.launch.launchers.compiled_type", lambda: None)
+    monkeypatch.setattr("bundler.runtime.launch.drivers.launchers.compiled_type", lambda: None)
     return "ctypes"
 
 

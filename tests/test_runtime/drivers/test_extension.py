@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
-from bundler.runtime.launch import launchers
-from bundler.runtime.launch.cuda import CudaDriver
-from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.drivers.cuda import CudaDriver
+from bundler.runtime.launch.plans.parameter_buffer import Packer
 from bundler.toolchain.tensor_handles import find_handles
 
 KINDS = (
@@ -260,12 +260,11 @@ def test_without_the_extension(fake, monkeypatch):
         CudaDriver(fake.path, compiled=True)
 
 
-@pytest.mark.parametrize("name", ["_launch", "_dispatch"])
-def test_the_extensions_need_no_driver(name):
+def test_the_extension_needs_no_driver():
     """The sources include Python's headers, C's and their own, and link to nothing else."""
     folder, wanted, found = (
         Path(__file__).parents[3] / "bundler" / "runtime" / "launch",
-        [f"{name}.c"],
+        ["_launch.c"],
         set(),
     )
     for file in wanted:
@@ -285,9 +284,7 @@ def test_an_installed_extension_is_taken():
             "the extension is not built into this installation; `make test` installs a wheel that"
             " has it"
         )
-    code = (
-        "from bundler.runtime.launch import launchers; print(launchers.compiled_type().__module__)"
-    )
+    code = "from bundler.runtime.launch.drivers import launchers; print(launchers.compiled_type().__module__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )

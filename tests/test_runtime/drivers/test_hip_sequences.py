@@ -18,7 +18,7 @@ import hip_scenarios
 import pytest
 
 from bundler.errors import DriverError, DriverUnavailable
-from bundler.runtime.launch import hip, hip_library, launchers
+from bundler.runtime.launch.drivers import hip, hip_library, launchers
 
 # Images, headers and how parameters lie are Triton's, so each release has its turn.
 pytestmark = [pytest.mark.release, pytest.mark.toolchain]
@@ -159,7 +159,7 @@ def test_the_library_that_is_here_is_taken(libraries):
     another.
     """
     code = (
-        "import ctypes, sys; from bundler.runtime.launch import hip_library;"
+        "import ctypes, sys; from bundler.runtime.launch.drivers import hip_library;"
         " ctypes.CDLL(sys.argv[1]); print(hip_library.library_path())"
     )
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_LIBHIP_PATH"}

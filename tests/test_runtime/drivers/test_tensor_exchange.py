@@ -15,8 +15,9 @@ import pytest
 
 from bundler.errors import CannotLaunchStatically, NotFound
 from bundler.runtime import load
-from bundler.runtime.launch import compiled_dispatch, launchers
-from bundler.runtime.launch.cuda import CudaDriver
+from bundler.runtime.launch import compiled_dispatch
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.drivers.cuda import CudaDriver
 
 ON_HOST, ON_CUDA, STREAM = 1, 2, 0x57
 FIRST, SECOND = 0xD00000, 0xE00000  # on device 0, and on device 1

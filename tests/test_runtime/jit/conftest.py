@@ -9,7 +9,7 @@ from pathlib import Path
 import compiling
 import pytest
 
-from bundler.runtime.launch import jit_modules
+from bundler.runtime.launch.jit import jit_modules
 
 HERE = Path(__file__).parent
 

@@ -76,7 +76,7 @@ class Witness:
         )
 
     def _sizes_of(self, function):
-        from bundler.runtime.launch.parameter_layout import read_layout
+        from bundler.runtime.launch.plans.parameter_layout import read_layout
 
         image = self.images[function]
         return [slot.size for slot in read_layout(image, self.names[-1]).slots]
@@ -436,7 +436,7 @@ def main(way, fake):
     if way == "bundler":
         import triton.backends.nvidia.driver  # noqa: F401
 
-        from bundler.runtime.launch.jit_modules import JitModules
+        from bundler.runtime.launch.jit.jit_modules import JitModules
         from bundler.toolchain.driver_modules import driver_modules
 
         driver_modules.supply(JitModules(answers.append))

@@ -4,7 +4,7 @@
 import pytest
 
 from bundler.errors import CannotLaunchStatically
-from bundler.runtime.launch import jit_modules
+from bundler.runtime.launch.jit import jit_modules
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import compiling
 import pytest
 
-from bundler.runtime.launch import jit_modules
+from bundler.runtime.launch.jit import jit_modules
 
 ORACLE = Path(__file__).with_name("jit_oracle.py")
 pytestmark = [pytest.mark.slow, pytest.mark.toolchain]

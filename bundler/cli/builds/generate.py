@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `generate`: a PyTorch function becomes kernels for GPUs that need not be here, in a
+bundle with the program that launches them.
+
+It imports the function's module, as `build` does, and hands the function to
+`bundler/codegen/program.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.builds.build import printing_aside
+from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.command import command, flag, option, repeated, targets_option
+from bundler.cli.pack import check_output, contents, save
+from bundler.cli.terminal import Screen
+from bundler.compile import module_import
+from bundler.config import without_registered_bundles
+from bundler.errors import BundlerError, ConfigError, NotFound
+from bundler.format.entries import Target
+from bundler.project import install
+from bundler.runtime.program.program_summary import programs_of, summary_of
+from bundler.toolchain.torch_memory import example_tensor, random_example
+
+if TYPE_CHECKING:
+    from bundler.codegen.program import Program
+    from bundler.codegen.verification import Verification
+
+_INPUTS = "example_inputs"
+
+
+@command(
+    "Generate kernels of a PyTorch function, for GPUs that need not be here.",
+    "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
+    "generate model.py:softmax --input float32[128,512] --show",
+    name="generate",
+)
+@click.argument("function", metavar="MODULE:FUNCTION")
+@repeated(
+    "--input TYPE[SIZES]",
+    "inputs",
+    f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
+    " module.",
+)
+@targets_option()
+@option("-o", "--output FILE", "The bundle to write.")
+@flag("--dynamic", "Let sizes change from call to call.")
+@option("--device D", "Trace for the device D, such as cuda, which need not be here.")
+@option(
+    "--name N",
+    "What the program is called in the bundle; without it as the function is.",
+    default="",
+)
+@flag("--show", "Print the generated kernels.")
+@flag(
+    "--verify",
+    "Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
+)
+@flag("--debug", "Where the function raises, print all of the traceback, and what torch logs.")
+def generate_command(
+    screen: Screen,
+    function: str,
+    inputs: tuple[str, ...],
+    targets: tuple[Target, ...],
+    output: str | None,
+    show: bool,
+    verify: bool,
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
+    the program.
+
+    MODULE is a file or a dotted name of a Python module, which is imported. Operators that no
+    kernel is generated for are called as they are when the program runs, and listed. With --verify
+    each --input has random numbers, of floats, and lies on the GPU where there is one.
+    """
+    if bool(targets) != (output is not None):
+        raise click.UsageError("give --target and -o together, or neither with --show")
+    if not (targets or show or verify):
+        raise click.UsageError("nothing to do: give --target and -o, --show, or --verify")
+    if output is not None:
+        check_output(output)
+    aside = printing_aside(screen)
+    with aside, without_registered_bundles(), _user_mistakes(debug=debug):
+        target = targets[0] if targets else Target("cuda", "90")
+        program = _generated(function, inputs, target, verify=verify, **options)
+    if show and not screen.as_json:
+        for kernel, source in program.sources.items():
+            screen.line(kernel, style="bold")
+            screen.text(source)
+    for fallback in program.fallbacks:
+        screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
+    summaries = [summary_of(program.name, program.plan)]
+    facts: dict[str, Any] = {
+        "kernels": {kernel: made.digest for kernel, made in program.kernels.items()},
+        "fallbacks": [vars(fallback) for fallback in program.fallbacks],
+    }
+    if program.verifier is not None and program.verifier.verification is not None:
+        facts["verified"] = vars(program.verifier.verification)
+        _show_verification(screen, program.verifier.verification)
+    if output is not None:
+        with aside, without_registered_bundles():
+            bundle = program.build([str(target) for target in targets])
+        summaries = programs_of(bundle)
+        size = save(screen, bundle, output)
+        show_programs(screen, summaries)
+        number = wording.count(len(bundle.kernels), "kernel")
+        screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
+        facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
+    else:
+        show_programs(screen, summaries)
+    facts["program"] = program_facts(summaries[0])
+    screen.finish(facts)
+
+
+@contextlib.contextmanager
+def _user_mistakes(*, debug: bool) -> Iterator[None]:
+    """Tell what the user's function raises in one message, without the frames of torch and ours."""
+    logging.disable(logging.NOTSET if debug else logging.ERROR)  # torch logs tracebacks of its own
+    try:
+        yield
+    except (BundlerError, click.ClickException):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exception(error)
+        from bundler.codegen.graph_errors import raised_by_user
+
+        raise raised_by_user(error) from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _generated(
+    path: str, inputs: Sequence[str], target: Target, *, name: str, verify: bool, **traced: Any
+) -> Program:
+    """Return the program of a function; `traced` is what `generate` is told of its tracing."""
+    try:
+        # It needs torch, and what comes with torch, which the other commands do without.
+        from bundler.codegen.program import GenerateOptions, generate
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"generate needs torch, and {error.name} is not installed; {install('torch')}",
+            extra="torch",
+        ) from error
+    module_name, _, function_name = path.rpartition(":")
+    if not module_name:
+        raise click.UsageError(f"{path}: expected MODULE:FUNCTION, such as model.py:softmax")
+    module = module_import.load(module_import.find(module_name), target)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise NotFound(f"{module_name} has no function {function_name!r}", name=function_name)
+    made = random_example if verify else example_tensor
+    values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
+    options = GenerateOptions(name=name, verify=verify)
+    program = generate(function, values, options=options, **traced)
+    if verify:
+        if program.kernels and program.device == "cpu" and not program.is_interpreted:
+            raise ConfigError(
+                "--verify runs the program, and its tensors are on the CPU: set"
+                f" TRITON_INTERPRET=1, or have {_INPUTS}() return tensors on a GPU",
+                device=program.device,
+            )
+        program.run(*values)
+    return program
+
+
+def _declared_inputs(module: Any, name: str) -> list[Any]:
+    declared = getattr(module, _INPUTS, None)
+    if not callable(declared):
+        raise ConfigError(
+            f"{name} has no function {_INPUTS}(); write one that returns the arguments, or give"
+            " --input",
+            name=name,
+        )
+    return list(declared())
+
+
+def _show_verification(screen: Screen, found: Verification) -> None:
+    beside = "eager torch and float64" if found.float64 else "eager torch"
+    screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
+    for name, reason in found.unchecked.items():
+        screen.line(f"not compared: {name}: {reason}")

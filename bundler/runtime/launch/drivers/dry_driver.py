@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DryDriver`: a driver without a GPU, for tests and trials, which checks and packs as the real
+ones, and records each launch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from bundler.errors import ConfigError, DriverError, DriverUnavailable
+from bundler.runtime.launch.drivers.driver import DeviceProperties, Module, check_fits
+from bundler.runtime.launch.plans.parameter_buffer import Packer
+from bundler.runtime.launch.plans.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
+
+# One chip of each vendor, where a test does not say which.
+_PROPERTIES = {
+    "cuda": DeviceProperties("90", 1024, 227 * 1024, 32, 132, True),
+    "hip": DeviceProperties("gfx942", 1024, 64 * 1024, 64, 304, True),
+}
+_SCRATCH_ADDRESS = 0x5C00_0000_0000
+
+
+@dataclass(frozen=True)
+class DryLaunch:
+    """One launch: the grid as the driver gets it, in blocks, and the parameter buffer byte for
+    byte.
+    """
+
+    plan: LaunchPlan = field(repr=False)
+    device: int
+    grid: tuple[int, int, int]
+    stream: int
+    parameters: bytes
+    scratch_bytes: tuple[int, int]
+
+
+class DryModule:
+    """One binary on one device that is not there."""
+
+    def __init__(self, driver: DryDriver, plan: LaunchPlan, image: bytes, device: int) -> None:
+        self.driver, self.plan, self.image, self.device = driver, plan, image, device
+        self.loaded = True
+
+    def unload(self) -> None:
+        """Forget the binary; its launchers fail from then on."""
+        self.loaded = False
+
+
+class DryDriver:
+    """Stands for a machine with GPUs in tests and trials.
+
+    Everything but the GPU is real: the checks, the parameter buffer, the errors.  Thread-safe;
+    after a fork it fails, as real drivers do.
+
+    Args:
+        backend: `cuda` or `hip`.
+        properties: of each device; one of the vendor's when left out.
+        current: the current device.
+        handle: the handle of the current stream.
+    """
+
+    launch_path = "dry"
+
+    def __init__(
+        self,
+        backend: str = "cuda",
+        properties: DeviceProperties | None = None,
+        devices: int = 1,
+        current: int = 0,
+        handle: int = 0,
+    ) -> None:
+        if backend not in _PROPERTIES:
+            raise ConfigError(
+                f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'",
+                backend=backend,
+            )
+        self.backend, self.current, self.handle = backend, current, handle
+        self.modules: list[DryModule] = []
+        self.launches: list[DryLaunch] = []
+        self.host_addresses: set[int] = set()
+        self._properties, self._devices = properties or _PROPERTIES[backend], devices
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def device(self) -> int:
+        """Return the device that the test made current."""
+        return self.current
+
+    def device_count(self) -> int:
+        """Return how many devices the test asked for."""
+        return self._devices
+
+    def stream(self, device: int) -> int:
+        """Return the handle that the test chose."""
+        return self.handle
+
+    def properties(self, device: int) -> DeviceProperties:
+        """Return what the devices can do, the same for each."""
+        self.check_process()
+        return self._properties
+
+    def load(self, plan: LaunchPlan, image: bytes, device: int) -> DryModule:
+        """Write down a load, after the checks that real drivers make."""
+        self.check_process()
+        check_fits(plan, self._properties, device)
+        module = DryModule(self, plan, image, device)
+        with self._lock:
+            self.modules.append(module)
+        return module
+
+    def launcher(self, module: Module) -> DryLauncher:
+        """Return what writes down launches of a module."""
+        assert isinstance(module, DryModule)
+        return DryLauncher(module)
+
+    def pointer_device(self, address: int) -> int | None:
+        """Return the current device, None for the addresses that the test put on the host."""
+        return None if address in self.host_addresses else self.current
+
+    def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
+        """Return bytes that tell the descriptor's address, as no GPU is there to read a
+        real map.
+        """
+        address: int = descriptor.base.data_ptr()
+        return address.to_bytes(8, "little").ljust(TENSOR_MAP_BYTES, b"\0")
+
+    def record(self, launch: DryLaunch) -> None:
+        """Write down one launch."""
+        with self._lock:
+            self.launches.append(launch)
+
+    def check_process(self) -> None:
+        """Raise `DriverUnavailable` in a process that was forked off."""
+        if os.getpid() != self._process:
+            raise DriverUnavailable(
+                "this process was forked after the driver was opened; start it by spawn instead"
+            )
+
+
+class DryLauncher:
+    """Packs values as a real launcher does, and keeps the buffer."""
+
+    def __init__(self, module: DryModule) -> None:
+        self._module, self._packer = module, Packer(module.plan)
+
+    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, /, *values: Any) -> None:
+        """Write down a launch; see `Launcher`."""
+        module, plan = self._module, self._module.plan
+        module.driver.check_process()
+        if not module.loaded:
+            raise DriverError(f"{plan.kernel}: its module was unloaded", kernel=plan.kernel)
+        programs = grid_x * grid_y * grid_z
+        needs = tuple(
+            plan.scratch_bytes(programs, kind) for kind in ("global_scratch", "profile_scratch")
+        )
+        buffer = self._packer.pack(values, *(_SCRATCH_ADDRESS if need else 0 for need in needs))
+        if programs:
+            grid = (grid_x * plan.cluster, grid_y, grid_z)
+            module.driver.record(
+                DryLaunch(plan, module.device, grid, stream, bytes(buffer), (needs[0], needs[1]))
+            )

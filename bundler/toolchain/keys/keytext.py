@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into
+named parts, and hashed again to prove them.
+
+`capture` and `jit_specialization` compute keys with it, `rekeyed_key` those of another build.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bundler.format.limits import DEFAULT_LIMITS
+from bundler.package_loggers import logger
+from bundler.toolchain.compile_frames import source_text
+from bundler.toolchain.events import kernel_key
+from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
+from bundler.toolchain.keys.encoding import encode_value, portable_text, portable_value, render
+from bundler.toolchain.keys.source_lines import lines_parts
+
+_LOG = logger("bundler.toolchain")
+
+Part = tuple[str, str]
+
+
+def recompute(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> str | None:
+    """Return the hash (hex) that Triton makes of these objects, in the way `triton.compile` does;
+    None if it cannot.
+    """
+    get_cache_key = getattr(sys.modules.get("triton.runtime.cache"), "get_cache_key", None)
+    if get_cache_key is None:
+        return None
+    try:
+        text = get_cache_key(src, backend, options, env_vars=env_vars) + stages_key
+    except Exception as error:  # noqa: BLE001  # the seam: unproven is an answer, and this runs code of backends and of constants
+        _LOG.debug(
+            "the key of %s cannot be recomputed: %s", getattr(src, "name", "a kernel"), error
+        )
+        return None
+    return _sha256(text)
+
+
+def kernel_key_here(source: Any, backend: Any, options: Any) -> str | None:
+    """Return the kernel key that Triton would make of a compile now; None when it cannot be
+    computed.
+    """
+    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
+    parsed = backend.parse_options(dict(vars(options)))
+    digest = recompute(source, backend, parsed, environment_in_keys(), stages_key_now())
+    return None if digest is None else kernel_key(digest)
+
+
+def environment_in_keys() -> dict[str, str]:
+    """Return the environment variables that Triton makes part of every key; it has to be
+    imported.
+    """
+    variables: dict[str, str] = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
+    return variables
+
+
+def stages_key_now() -> str:
+    """Return what a stage inspection hook that is installed adds to keys; empty without one."""
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    hook = getattr(runtime, "add_stages_inspection_hook", None)
+    compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
+    variables = getattr(getattr(compiler, "__code__", None), "co_varnames", ())
+    # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.
+    if hook is None or "inspect_stages_key" not in variables:
+        return ""
+    key: str = hook()[0]
+    return key
+
+
+def named_parts(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> Iterator[Part]:
+    """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by
+    its digest.
+    """
+    for name, text in _all_parts(src, backend, options, env_vars, stages_key):
+        encoded = text.encode("utf-8", "replace")
+        too_long = len(encoded) > DEFAULT_LIMITS.string_bytes
+        yield name, f"sha256:{_sha256(text)}" if too_long else encoded.decode()
+
+
+def _all_parts(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> Iterator[Part]:
+    yield from _triton_parts(options)
+    yield from _ast_parts(src) if hasattr(src, "fn") else _ir_parts(src)
+    yield "backend.name", str(backend.target.backend)
+    yield "backend.hash", portable_text(str(backend.hash()))
+    if stages_key:
+        yield "backend.stages", _sha256(stages_key)
+    yield from _option_parts(options)
+    for name, value in sorted(env_vars.items()):
+        yield f"env.{name}", str(value)
+
+
+def _triton_parts(options: Any) -> Iterator[Part]:
+    installed = installed_triton()
+    if installed is not None and installed.release:
+        yield "triton.release", installed.release
+    if installed is not None and installed.binary:
+        yield "triton.binary", installed.binary
+    triton_key = getattr(sys.modules.get("triton.runtime.cache"), "triton_key", None)
+    if triton_key is not None:
+        yield "triton.code", _sha256(triton_key())
+    directory = triton_dir()
+    if directory is not None and paths_count(options) and directory in str(vars(options)):
+        # Such a kernel misses in any other installation, and only this part can say so; not as a
+        # path, which would travel.
+        yield LOCATION_PART, location_text(directory)
+
+
+def location_text(directory: str) -> str:
+    """Return what stands for an install directory in key parts: enough to tell two apart, and no
+    path.
+    """
+    return _sha256(directory)[:16]
+
+
+def _ast_parts(src: Any) -> Iterator[Part]:
+    names = list(getattr(src.fn, "arg_names", ()))
+    yield "source.name", str(src.name)
+    text = source_text(src)
+    if text is not None:
+        yield "source.text", _sha256(text)
+    if hasattr(src.fn, "starting_line_number"):
+        yield "source.line", str(src.fn.starting_line_number)
+    yield from place_parts(src.fn)
+    yield "source.hash", str(src.fn.cache_key)
+    if hasattr(src.fn, "starting_line_number"):
+        yield from lines_parts(src.fn)
+    signature = (f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
+    yield "source.signature", ", ".join(signature)
+    # Sorted by path as Triton does it for constants; attributes count in the order in which they
+    # were given.
+    yield "source.constants", _by_argument(names, sorted(src.constants.items()))
+    yield "source.attributes", _by_argument(names, src.attrs.items())
+
+
+def _ir_parts(src: Any) -> Iterator[Part]:
+    yield "source.name", str(src.name)
+    yield "source.format", str(src.ext)
+    yield "source.text", _sha256(src.src)
+    yield "source.hash", str(src.hash())
+
+
+def _by_argument(names: list[str], items: Any) -> str:
+    return ", ".join(
+        f"{_path_name(names, path)}={render(encode_value(value), value)}" for path, value in items
+    )
+
+
+def _path_name(names: list[str], path: tuple[int, ...]) -> str:
+    first, *rest = path
+    return (names[first] if first < len(names) else str(first)) + "".join(
+        f"[{index}]" for index in rest
+    )
+
+
+def _option_parts(options: Any) -> Iterator[Part]:
+    by_content = not paths_count(options)
+    for name, value in sorted(vars(options).items()):
+        if name == "extern_libs" and by_content:
+            digests = (f"{library}=sha256:{_file_digest(path)}" for library, path in value)
+            yield f"option.{name}", ", ".join(digests)
+        else:
+            portable = portable_value(value)
+            yield f"option.{name}", render(encode_value(portable), portable)
+
+
+def paths_count(options: Any) -> bool:
+    """Whether the paths of libraries are part of the options' hash (AMD before Triton 3.9), instead
+    of their content.
+
+    Told by the hash itself: it is that of the plain rendering of all fields.
+    """
+    plain = "_".join(f"{name}-{value}" for name, value in vars(options).items())
+    return bool(_sha256(plain) == options.hash())
+
+
+def _file_digest(path: str) -> str:
+    try:
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            return _digest_of(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        _LOG.debug("%s cannot be read: %s", path, error)
+    return "unreadable"
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(path: str, _size_bytes: int, _mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+PATH_PART, COLUMN_PART = "source.path", "source.column"
+VARIABLE = "TRITON_DISABLE_LINE_INFO"
+#: The fix, for every message about it.
+ADVICE = f"set {VARIABLE}=1 where kernels are recorded and where they are used"
+_DIGITS = 16
+#: No file lies there: for a function with this path Python asks the loader of the function's
+#: module, so it finds this module's text.
+_OTHER_PLACE = os.path.join(os.path.dirname(__file__), "another place", os.path.basename(__file__))
+
+
+def path_counts() -> bool:
+    """Tell whether the keys that Triton makes now hold the path of the source; False where Triton
+    is not imported.
+    """
+    jit: Any = getattr(sys.modules.get("triton.runtime.jit"), "JITCallable", None)
+    compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
+    return jit is not None and _probed(jit, bool(getattr(compilation, "disable_line_info", False)))
+
+
+@functools.lru_cache(maxsize=4)
+def _probed(jit: Any, _disabled: bool) -> bool:
+    """Compare the hashes of one function at two paths; Triton's own code is the only one that
+    knows.
+    """
+    moved = types.FunctionType(
+        _probe.__code__.replace(co_filename=_OTHER_PLACE), globals(), _probe.__name__
+    )
+    try:
+        return bool(jit(_probe).cache_key != jit(moved).cache_key)
+    except Exception:  # noqa: BLE001  # Triton's own code, of any release: what cannot be asked is taken for the Triton we know
+        return False
+
+
+def _probe(number: int) -> int:
+    """Return the number: Triton hashes this function, nobody calls it."""
+    return number
+
+
+def place_parts(fn: Any) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a JIT function's key that tell where it stands, where those count; nothing
+    elsewhere.
+
+    The path itself would travel, so a digest stands for it.
+    """
+    code = getattr(getattr(fn, "fn", None), "__code__", None)
+    path = getattr(fn, "file_name", None) or getattr(code, "co_filename", None)
+    if not isinstance(path, str) or not path_counts():
+        return
+    yield PATH_PART, hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()[:_DIGITS]
+    column = getattr(fn, "def_file_col_number", None)
+    if column is not None:
+        yield COLUMN_PART, str(column)
