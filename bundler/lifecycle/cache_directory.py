@@ -513,6 +513,11 @@ MOST_UNDER_WAY = 3
 KERNELS_AT_FIRST = 16
 
 
+# Kernels that are being written into a directory, and what waits for them; None before they are
+# begun.
+_Batch = tuple[CacheDirectory, list[Placement], tuple[NewKernel, ...], Finish | None]
+
+
 class PlacementQueue:
     """Kernels that wait to be written, those that are being written, and what became of the others.
 
@@ -550,11 +555,7 @@ class PlacementQueue:
         self._waiting: dict[str, tuple[CacheDirectory, list[Placement]]] = {}
         self._waiting_count = self._waiting_bytes = 0
         self._most = KERNELS_AT_FIRST
-        # Batches that are being written, and what waits for each; the last may not have begun.
-        self._writing: deque[tuple[CacheDirectory, list[Placement], tuple[NewKernel, ...]]] = (
-            deque()
-        )
-        self._finishes: deque[Finish] = deque()
+        self._writing: deque[_Batch] = deque()
         self._threads: Threads | None = None
 
     def directory(self, root: str) -> CacheDirectory:
@@ -649,8 +650,8 @@ class PlacementQueue:
         }
 
     def _hand_over(self, *, last: bool = False) -> None:
-        alone = last and self._waiting_count == 1  # nothing is written meanwhile, so threads gain
-        batches = [*self._waiting.values()]  # nothing
+        alone = last and self._waiting_count == 1  # nothing is written meanwhile: no use of threads
+        batches = [*self._waiting.values()]
         self._waiting, self._waiting_count, self._waiting_bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
         # A few at a time: that bounds the memory, and an error shows before more is written.
@@ -665,8 +666,9 @@ class PlacementQueue:
             self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
         for directory, kernels in batches:
             new = directory.new_kernels(kernels)
-            self._writing.append((directory, kernels, new))
-            self._finishes.append(begin_writing(directory.path, new, self._threads))
+            self._writing.append((directory, kernels, new, None))
+            finish = begin_writing(directory.path, new, self._threads)
+            self._writing[-1] = (directory, kernels, new, finish)
 
     def _settle(self, left: int) -> None:
         """Wait for the oldest batches, until so many are left."""
@@ -677,11 +679,8 @@ class PlacementQueue:
         """Wait for the oldest batch, and count its kernels; raises what the first that could not be
         written met.
         """
-        directory, kernels, new = self._writing[0]
-        codes = None
-        if self._finishes:
-            codes = directory.written(new, self._finishes[0], self._threads)
-            self._finishes.popleft()
+        directory, kernels, new, finish = self._writing[0]
+        codes = None if finish is None else directory.written(new, finish, self._threads)
         self._writing.popleft()
 
         def tell() -> None:
