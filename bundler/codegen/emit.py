@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bundler.codegen.kernels.data_types import FLOAT8_TYPES
+from bundler.codegen.loops.data_types import FLOAT8_TYPES
 from bundler.compile.build_plan import Plan
 from bundler.compile.bundle_build import build
 from bundler.compile.compile_job import SourceRef

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
 from bundler.codegen.graph_errors import located
-from bundler.codegen.kernels.data_types import data_type
+from bundler.codegen.loops.data_types import data_type
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import Buffer, Reference, TensorLayout, TorchValue

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.kernels.data_types import store_type
 from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (

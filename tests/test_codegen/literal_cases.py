@@ -10,8 +10,8 @@ import torch
 from operator_kernels import HEADER
 from operator_worker import loaded
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, stored_text
 from bundler.codegen.kernels.literals import constant_text, literal_text
+from bundler.codegen.loops.data_types import DATA_TYPES, stored_text
 
 FLOATS = (
     0.0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, NumberKind
+from bundler.codegen.loops.data_types import DATA_TYPES, NumberKind
 
 NAN, INFINITY = math.nan, math.inf
 #: Triton's interpreter has no such types; a compile test has them.

@@ -3,8 +3,8 @@
 
 import re
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, loaded_text, stored_text
 from bundler.codegen.kernels.operation_text import OPERATORS, Value, render
+from bundler.codegen.loops.data_types import DATA_TYPES, loaded_text, stored_text
 from bundler.errors import UnsupportedOperator
 
 BLOCK = 1024

@@ -26,8 +26,8 @@ from operator_cases import (
 )
 from operator_kernels import BLOCK, HEADER, kernel_text
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, NumberKind
 from bundler.codegen.kernels.operation_text import OPERATORS
+from bundler.codegen.loops.data_types import DATA_TYPES, NumberKind
 from bundler.errors import UnsupportedOperator
 
 # Distance that a result in each dtype may have from the exact one, relative to it.

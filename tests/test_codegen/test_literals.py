@@ -5,7 +5,8 @@ numbers are worth.
 
 import pytest
 
-from bundler.codegen.kernels.data_types import (
+from bundler.codegen.kernels.literals import constant_text, literal_text
+from bundler.codegen.loops.data_types import (
     DATA_TYPES,
     cast_text,
     compute_type,
@@ -15,8 +16,7 @@ from bundler.codegen.kernels.data_types import (
     store_type,
     stored_text,
 )
-from bundler.codegen.kernels.literals import constant_text, literal_text
-from bundler.codegen.kernels.text_forms import is_atom, operand
+from bundler.codegen.loops.text_forms import is_atom, operand
 from bundler.errors import UnsupportedOperator
 
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from bundler.codegen.kernels.data_types import DATA_TYPES
 from bundler.codegen.kernels.operation_text import OPERATORS, Value, render
+from bundler.codegen.loops.data_types import DATA_TYPES
 from bundler.errors import UnsupportedOperator
 
 pytest.importorskip("triton")

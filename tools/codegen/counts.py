@@ -68,11 +68,11 @@ _CALLED = re.compile(
 
 def main() -> int:
     """Count, and write the result."""
-    line = parser(__doc__, "names results")
-    options = line.parse_args()
+    options_parser = parser(__doc__, "names results")
+    options = options_parser.parse_args()
     unknown = set(options.names) - GRAPHS.keys()
     if unknown:
-        line.error(
+        options_parser.error(
             f"no graph is called {', '.join(sorted(unknown))}; there are {', '.join(GRAPHS)}"
         )
     rows = [row_of(name) for name in options.names or GRAPHS]

@@ -2,7 +2,7 @@
 """One model in a process of its own: eager mode, float64, our backend, and what Inductor calls;
 `models` starts it and reads the JSON that it writes.
 
-    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE [--inductor]
+    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -40,13 +40,15 @@ _LISTED = 8
 _NUDGED, _AT_STEPS = 3, 6
 
 
-def judged(library: str, name: str, mode: str, device: str, *, inductor: bool) -> Found:
+def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Found:
     """Return what is known of a model: `status` is right, wrong, raises, absent (not in this
-    release) or broken (eager mode fails).
+    release) or broken (eager mode fails); what Inductor calls, where it is `too` or `only`.
     """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
         subject = Subject(models, name, mode, device)
+        if inductor == "only":
+            return {"status": "", "inductor": _inductor(subject)}
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:
         return {"status": "absent", "error": str(error)}
@@ -55,7 +57,7 @@ def judged(library: str, name: str, mode: str, device: str, *, inductor: bool) -
     if any(one.isnan().any() for results in eager for one in results.values()):
         return {"status": "broken", "error": "eager mode has a NaN"}
     found = _ours(subject, eager, exact, models.tolerance(name, mode))
-    return found | ({"inductor": _inductor(subject)} if inductor else {})
+    return found | ({"inductor": _inductor(subject)} if inductor == "too" else {})
 
 
 class Subject:
@@ -355,9 +357,9 @@ def prepared() -> None:
 
 def main() -> int:
     """Judge one model."""
-    library, name, mode, device, path, *rest = sys.argv[1:]
+    library, name, mode, device, path, inductor = sys.argv[1:]
     prepared()
-    found = judged(library, name, mode, device, inductor="--inductor" in rest)
+    found = judged(library, name, mode, device, inductor)
     Path(path).write_text(json.dumps(found), encoding="utf-8")
     return 0
 

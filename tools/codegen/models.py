@@ -106,6 +106,11 @@ def main() -> int:
     line.add_argument("--only", action="append", default=[], metavar="NAME", help="repeatable")
     line.add_argument("--limit", type=float, help="seconds that a model may take")
     line.add_argument(
+        "--inductor-only",
+        action="store_true",
+        help="judge nothing; what Inductor calls, where the result does not have it",
+    )
+    line.add_argument(
         "--no-inductor",
         action="store_true",
         help="leave out what Inductor calls; a result that has it for this torch keeps it anyway",
@@ -205,9 +210,13 @@ def merged(results: list[Found]) -> Found:
 
 
 def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> None:
-    """Run tasks side by side; each answer goes into the result, which is saved after it."""
+    """Run tasks side by side; each answer goes into the result, which is saved after it beside the
+    facts of this machine.
+    """
+    facts = measurement.facts()
+    result |= {name: value for name, value in facts.items() if name != "commit" or value}
     started, models = time.monotonic(), result["models"]
-    waiting = [task for task in tasks if _asked(task, models, options)]
+    waiting = [task for task in tasks if _asked(task, result, options)]
     limit_s = options.limit or LIMIT_S[options.device]
 
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -218,11 +227,13 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     def answer(task: Task) -> Found | None:
         if time.monotonic() - started > options.seconds:
             return None
-        wanted = not options.no_inductor and task[2] != "" and key(task) not in result["inductor"]
+        inductor = "no" if options.no_inductor or not _uncounted(task, result) else "too"
+        if options.inductor_only:
+            inductor = "only"
         core = cores.get()
         try:
             return judged(
-                task, options.device, limit_s, inductor=wanted, core=core, kernels=kernels
+                task, options.device, limit_s, inductor=inductor, core=core, kernels=kernels
             )
         finally:
             cores.put(core)
@@ -242,25 +253,34 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
             counted = found.pop("inductor", None)
             if counted is not None:
                 result["inductor"][name] = counted
-            models[name] = found
+            if not options.inductor_only:
+                models[name] = found
             save(result, options.out)
             print(
                 f"{time.monotonic() - started:6.1f} s "
                 f" {line(name, found, result['inductor'].get(name))}",
                 flush=True,
             )
-    late = [key(task) for task in waiting if key(task) not in models]
+    answered = result["inductor" if options.inductor_only else "models"]
+    late = [key(task) for task in waiting if key(task) not in answered]
     if late:
         print(
             f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}"
         )
 
 
-def _asked(task: Task, models: Found, options: argparse.Namespace) -> bool:
-    found = models.get(key(task))
+def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
+    if options.inductor_only:
+        return _uncounted(task, result)
+    found = result["models"].get(key(task))
     if options.again:
         return found is not None and found["status"] != "right"
     return found is None or not options.resume
+
+
+def _uncounted(task: Task, result: Found) -> bool:
+    """Whether nothing is known of what Inductor calls for a model; cases are not compared."""
+    return task[2] != "" and key(task) not in result["inductor"]
 
 
 def judged(
@@ -268,7 +288,7 @@ def judged(
     device: str,
     limit_s: float,
     *,
-    inductor: bool,
+    inductor: str,
     core: int | None = None,
     kernels: str | None = None,
 ) -> Found:
@@ -279,7 +299,7 @@ def judged(
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: count what Inductor calls, too.
+        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that.
         core: that it runs on.
         kernels: Triton's directory; None for one of its own.
     """
@@ -287,9 +307,7 @@ def judged(
     module = _MODULES.get(kind, _OF_LIBRARIES)
     with tempfile.TemporaryDirectory(prefix="models.") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        arguments = [kind, name, mode or "-", device, str(answer)]
-        if inductor:
-            arguments.append("--inductor")
+        arguments = [kind, name, mode or "-", device, str(answer), inductor]
         environment = {
             "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
@@ -360,14 +378,11 @@ def _run_here(
 
 
 def save(result: Found, path: Path) -> None:
-    """Write a result with its rows, beside the facts of this machine."""
+    """Write a result with its rows."""
     result["rows"] = rows(result)
-    facts = {
-        name: value for name, value in measurement.facts().items() if name != "commit" or value
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**result, **facts}, indent=1, sort_keys=True) + "\n")
+    partial.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
     partial.replace(path)
 
 
@@ -385,13 +400,13 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     def named(found: Callable[[str, Found], Any]) -> list[str]:
         return sorted(name for name, one in models.items() if found(name, one))
 
-    def counted(words: str, names: list[str], **bounds: float) -> Found:
+    def counted(words: str, names: list[str], **bounds: Any) -> Found:
         return measurement.row(words, len(names), f"of {len(models)}", names=names, **bounds)
 
     made = []
     for library in ("transformers", "timm") if whole else ():
         judged = named(
-            lambda name, one, library=library: (
+            lambda name, one, library=library: (  # type: ignore[misc]
                 name.startswith(library) and one["status"] not in {"absent", "broken"}
             )
         )
@@ -403,7 +418,7 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
         ("raises", "that raise"),
         ("broken", "that eager mode cannot run"),
     ):
-        names = named(lambda _, one, status=status: one["status"] == status)
+        names = named(lambda _, one, status=status: one["status"] == status)  # type: ignore[misc]
         made.append(counted(words, names, most=0))
     by_torch = named(lambda _, one: one.get("as_torch_has_them"))
     made.append(counted("with a graph that runs as torch has it", by_torch, most=0))

@@ -125,13 +125,14 @@ def kinds(wrong: Found) -> dict[str, int]:
 
 
 def merged(shards: list[Found]) -> Found:
-    """Return results of several shards as one."""
+    """Return results of several shards as one, beside the facts of the first one's machine."""
     counts: collections.Counter[str] = collections.Counter()
     wrong: dict[str, Any] = {}
     for shard in shards:
         counts.update(shard["counts"])
         wrong |= shard["wrong"]
-    return {
+    facts = {name: shards[0][name] for name in measurement.facts() if name in shards[0]}
+    return facts | {
         "counts": dict(counts),
         "wrong": wrong,
         "late": [late for shard in shards for late in shard["late"]],

@@ -18,8 +18,8 @@ import sympy
 from sympy.core.sorting import default_sort_key
 from sympy.logic.boolalg import BooleanAtom
 
-from bundler.codegen.kernels.text_forms import operand
 from bundler.codegen.loops.index_functions import FloorDiv
+from bundler.codegen.loops.text_forms import operand
 from bundler.errors import UnsupportedOperator
 
 Nonnegative = Callable[[sympy.Expr], bool]

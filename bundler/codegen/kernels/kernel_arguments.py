@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from bundler.codegen.kernels.data_types import NumberKind, data_type, store_type
 from bundler.codegen.kernels.index_text import index_text
+from bundler.codegen.loops.data_types import NumberKind, data_type, store_type
 from bundler.codegen.loops.loop_nodes import Buffer
 
 _ALIGNMENT = 16

@@ -24,13 +24,6 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from bundler.codegen.kernels import operation_text
-from bundler.codegen.kernels.data_types import (
-    cast_text,
-    compute_type,
-    elements_per_thread,
-    loaded_text,
-    stored_text,
-)
 from bundler.codegen.kernels.index_text import index_text
 from bundler.codegen.kernels.kernel_arguments import KernelArguments, number_type
 from bundler.codegen.kernels.kernel_shape import (
@@ -43,12 +36,19 @@ from bundler.codegen.kernels.kernel_shape import (
 )
 from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
+from bundler.codegen.kernels.operator_support import options_of
 from bundler.codegen.kernels.reduction_text import ReductionWriter, row_of
+from bundler.codegen.loops.data_types import (
+    cast_text,
+    compute_type,
+    elements_per_thread,
+    loaded_text,
+    stored_text,
+)
 from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loops.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.loops.range_trees import Dimension, Part
-from bundler.codegen.lowerings.operator_support import options_of
 from bundler.runtime.program.device_tensors import item_bytes
 
 _NAME = re.compile(r"tmp\d+")

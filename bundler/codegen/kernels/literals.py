@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 
-from bundler.codegen.kernels.data_types import DataType, NumberKind, data_type
+from bundler.codegen.loops.data_types import DataType, NumberKind, data_type
 
 # Triton gives a bare number the type of the tensor beside it, from the double that Python read;
 # below these it would be a subnormal or zero.

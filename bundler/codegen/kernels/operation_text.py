@@ -25,14 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bundler.codegen.kernels.data_types import (
-    DataType,
-    NumberKind,
-    cast_text,
-    data_type,
-    loaded_text,
-    stored_text,
-)
 from bundler.codegen.kernels.literals import constant_text, literal_text
 from bundler.codegen.kernels.operator_rows import (
     ANYTHING,
@@ -43,7 +35,15 @@ from bundler.codegen.kernels.operator_rows import (
     Scalar,
     TextValue,
 )
-from bundler.codegen.kernels.text_forms import operand
+from bundler.codegen.loops.data_types import (
+    DataType,
+    NumberKind,
+    cast_text,
+    data_type,
+    loaded_text,
+    stored_text,
+)
+from bundler.codegen.loops.text_forms import operand
 from bundler.errors import UnsupportedOperator
 
 Arguments = tuple[TextValue | Scalar, ...]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, DataType, NumberKind, data_type
 from bundler.codegen.kernels.literals import constant_text
+from bundler.codegen.loops.data_types import DATA_TYPES, DataType, NumberKind, data_type
 from bundler.errors import UnsupportedOperator
 
 Scalar = int | float | bool

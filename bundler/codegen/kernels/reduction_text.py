@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bundler.codegen.kernels.data_types import DATA_TYPES, NumberKind, compute_type
 from bundler.codegen.kernels.kernel_shape import KernelShape
 from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
+from bundler.codegen.loops.data_types import compute_type, identity_of
 from bundler.codegen.loops.loop_terms import Term
 
 Reduced = tuple[Value, list[str]]
@@ -256,20 +256,3 @@ class ReductionWriter:
 
     def _shaped(self, names: tuple[str, ...], dtype: str, lines: list[str]) -> tuple[Value, ...]:
         return tuple(Value(self._new(lines, f"{name}{self._row.suffix}"), dtype) for name in names)
-
-
-def identity_of(kind: str, dtype: str) -> float:
-    """Return the value that changes nothing: the least for a maximum, and so on."""
-    row = DATA_TYPES[dtype]
-    if kind in {"sum", "xor_sum", "any", "prod"}:
-        return int(kind == "prod")
-    if row.kind in {NumberKind.FLOAT, NumberKind.FLOAT8}:
-        return float("-inf") if kind == "max" else float("inf")
-    if row.kind is NumberKind.BOOL:
-        return int(kind != "max")
-    low, high = (
-        (0, 2**row.bits - 1)
-        if row.kind is NumberKind.UNSIGNED
-        else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
-    )
-    return low if kind == "max" else high

@@ -26,7 +26,7 @@ from typing import Any, Union
 
 import sympy
 
-from bundler.codegen.kernels.data_types import data_type
+from bundler.codegen.loops.data_types import data_type
 from bundler.errors import UnsupportedOperator
 
 Argument = Union["Term", int, float, bool]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from bundler.codegen.kernels.reduction_text import identity_of
+from bundler.codegen.loops.data_types import identity_of
 from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.lazy_tensors import GraphBuilder

@@ -13,12 +13,12 @@ from typing import Any
 
 import sympy
 
+from bundler.codegen.kernels.operator_support import check_term, check_type
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import Loop, numel
 from bundler.codegen.loops.loop_terms import Term, in_order
 from bundler.codegen.lowerings.indexing_lowerings import INDEXING
 from bundler.codegen.lowerings.operator_calls import OperatorCall
-from bundler.codegen.lowerings.operator_support import check_term, check_type
 from bundler.codegen.lowerings.pointwise_lowerings import POINTWISE
 from bundler.codegen.lowerings.pooling_lowerings import POOLS
 from bundler.codegen.lowerings.random_lowerings import RANDOM

@@ -17,7 +17,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.kernels.data_types import NumberKind, data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_terms import Term

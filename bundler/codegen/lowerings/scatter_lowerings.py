@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import sympy
 
-from bundler.codegen.kernels.data_types import NumberKind, data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type
 from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import POINTWISE, Loop, numel

@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.kernels.data_types import data_type
+from bundler.codegen.loops.data_types import data_type
 from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_terms import Term

@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from bundler.codegen.kernels import data_types, operation_text
+from bundler.codegen.kernels import operation_text
+from bundler.codegen.loops import data_types
 from bundler.codegen.loops.loop_terms import STRUCTURAL, Term
 
 _ANSWERS = 4096

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from bundler.codegen.kernels.text_forms import operand
+from bundler.codegen.loops.text_forms import operand
 from bundler.errors import UnsupportedOperator
 
 
@@ -129,6 +129,23 @@ def compute_type(name: str) -> str:
 def store_type(name: str) -> str:
     """Return Triton's name of the type that a dtype has in memory; a bool is a byte there."""
     return data_type(name).stored
+
+
+def identity_of(kind: str, dtype: str) -> float:
+    """Return the value that changes nothing: the least for a maximum, and so on."""
+    row = DATA_TYPES[dtype]
+    if kind in {"sum", "xor_sum", "any", "prod"}:
+        return int(kind == "prod")
+    if row.kind in {NumberKind.FLOAT, NumberKind.FLOAT8}:
+        return float("-inf") if kind == "max" else float("inf")
+    if row.kind is NumberKind.BOOL:
+        return int(kind != "max")
+    low, high = (
+        (0, 2**row.bits - 1)
+        if row.kind is NumberKind.UNSIGNED
+        else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
+    )
+    return low if kind == "max" else high
 
 
 def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> str:
