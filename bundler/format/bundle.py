@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
 from bundler.format import entries as entry_types
@@ -184,7 +184,11 @@ class Bundle:
     Attributes:
         variants_dropped: how many other builds of a kernel `merge` left out.
         left_out: (name, reason) of every file that `pack` or `collect` saw and did not take.
+        signed: where signatures of exactly this content are; a bundle that is made from others has
+            none.
     """
+
+    signed: SignatureSource
 
     def __init__(
         self,
@@ -206,7 +210,9 @@ class Bundle:
         self._writable = writable
         self.variants_dropped = variants_dropped
         self.left_out = left_out
-        self._signed, self._file = signed, file
+        self._file = file
+        if signed is not None:
+            self.signed = signed
 
     @property
     def _content_bytes(self) -> bytes:
@@ -267,17 +273,15 @@ class Bundle:
         """Devices, compile times and hosts; no part of the digest."""
         return self._observed
 
-    @cached_property
-    def signed(self) -> SignatureSource:
-        """Where signatures of exactly this content are; a bundle that is made from others has
-        none.
-        """
-        if self._signed is not None:
-            return self._signed
-        # Few ask for signatures.
+    def __getattr__(self, name: str) -> Any:
+        # Asked for what is not there: few ask for signatures.
+        fields = vars(self)
+        if name != "signed" or "_file" not in fields:
+            raise AttributeError(name)
         from bundler.format.signature_sections import UNSIGNED, SignatureSections
 
-        return UNSIGNED if self._file is None else SignatureSections(self._file)
+        file = fields["_file"]
+        return fields.setdefault("signed", UNSIGNED if file is None else SignatureSections(file))
 
     @property
     def signatures(self) -> tuple[bytes, ...]:

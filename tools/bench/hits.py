@@ -197,8 +197,10 @@ class HitSteps:
             for step, functions in STEPS.items():
                 for place in functions:
                     module, _, path = place.partition(":")
-                    owner_name, _, name = path.partition(".")
-                    owner = getattr(importlib.import_module(module), owner_name)
+                    *owners, name = path.split(".")
+                    owner: Any = importlib.import_module(module)
+                    for one in owners:
+                        owner = getattr(owner, one)
                     kept = vars(owner)[name]
                     plain.append((owner, name, kept))
                     setattr(owner, name, self._clocked(step, kept))
