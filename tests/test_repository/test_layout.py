@@ -126,7 +126,7 @@ def included_by(sources):
         names = re.findall(
             r'^#include "(.+)"$', (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE
         )
-        new = {str(Path(path).with_name(name)) for name in names} - found
+        new = {os.path.normpath(Path(path).parent / name) for name in names} - found
         found |= new
         left += new
     return found

@@ -20,6 +20,7 @@ from bundler.format.launch_spec import LaunchFacts
 from bundler.runtime import Config, DryDriver, TextGrid, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.heuristics.launch_grids import FixedGrid
+from bundler.runtime.tuning.autotuned_kernel import TunedCall
 from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, export_kernel, plain
 
 pytestmark = pytest.mark.toolchain
@@ -149,7 +150,8 @@ def test_a_kernel_of_any_name_stays_in_the_directory(add, tmp_path):
     the header has a name of C++.
     """
     exported = add.export(tmp_path / "first", X, Y, OUT, 1024, grid=GRID)
-    made = add._compile(add.ready(), add.configs[0], (X, Y, OUT, 1024), {})
+    call = TunedCall(None, (X, Y, OUT, 1024), {})
+    made = add._compile(add.ready(), add.configs[0], call)
     odd = replace(made.kernel, name="../../out")
     again = export_kernel(
         odd, made.image, made.bundle, ExportNotes(add.configs[0]), tmp_path / "second"

@@ -227,13 +227,11 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     def answer(task: Task) -> Found | None:
         if time.monotonic() - started > options.seconds:
             return None
-        inductor = "no" if options.no_inductor or not _uncounted(task, result) else "too"
-        if options.inductor_only:
-            inductor = "only"
+        wanted = _inductor_wanted(task, result, options)
         core = cores.get()
         try:
             return judged(
-                task, options.device, limit_s, inductor=inductor, core=core, kernels=kernels
+                task, options.device, limit_s, inductor=wanted, core=core, kernels=kernels
             )
         finally:
             cores.put(core)
@@ -276,6 +274,12 @@ def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
     if options.again:
         return found is not None and found["status"] != "right"
     return found is None or not options.resume
+
+
+def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
+    if options.inductor_only:
+        return "only"
+    return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
 def _uncounted(task: Task, result: Found) -> bool:
