@@ -17,11 +17,11 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Protocol, Self, TypeVar
 
-from bundler.package_loggers import logger, logs_info
+from bundler.package_loggers import logger
 
 if TYPE_CHECKING:
     from bundler.trace_spans import Fact
@@ -35,6 +35,7 @@ FIELD = "bundler_"
 # A program may open stores without end; what was told of so many is enough to look at.
 _MOST_STATES = 1000
 _TRACING = "opentelemetry.trace"
+_INFO = 20  # logging.INFO
 
 
 class Listener(Protocol):
@@ -133,26 +134,22 @@ class _Unobserved(Step):
     def note(self, **facts: Fact | None) -> None:
         """Nobody hears of it."""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nobody hears of it."""
-
-
-_UNOBSERVED = _Unobserved("", {})
+_UNOBSERVED = nullcontext[Step](_Unobserved("", {}))
 
 
 def observed() -> bool:
     """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs
     what happens.
     """
-    return bool(listeners) or _traces() or logs_info(LOG)
+    return bool(listeners) or _traces() or _logs()
+
+
+def _logs() -> bool:
+    """Tell whether lines of the level INFO are wanted; without `logging` in this process they are
+    not.
+    """
+    return "logging" in sys.modules and LOG.isEnabledFor(_INFO)
 
 
 def _traces() -> bool:
@@ -165,7 +162,7 @@ def _traces() -> bool:
     )
 
 
-def step(name: str, **facts: Fact | None) -> Step:
+def step(name: str, **facts: Fact | None) -> AbstractContextManager[Step]:
     """Return a step to put a `with` statement around."""
     if not observed():
         return _UNOBSERVED
@@ -214,7 +211,7 @@ def observing(name: str, *told: str) -> Callable[[Callable[P, R]], Callable[P, R
 def _tell(name: str, seconds: float, facts: Mapping[str, Fact]) -> None:
     for listener in listeners:
         listener.step(name, seconds, facts)
-    if logs_info(LOG):
+    if _logs():
         words = " ".join(f"{fact}={value}" for fact, value in facts.items())
         fields = {f"{FIELD}event": name, f"{FIELD}seconds": seconds}
         LOG.info(

@@ -8,13 +8,10 @@ lines yet.  A program that does not configure logging sees none of them.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from logging import Logger
-
-_INFO = 20  # logging.INFO
 
 
 class _LazyLogger:
@@ -35,10 +32,3 @@ class _LazyLogger:
 def logger(name: str) -> Logger:
     """Return the logger of this name, which begins with `bundler`."""
     return cast("Logger", _LazyLogger(name))
-
-
-def logs_info(log: Logger) -> bool:
-    """Tell whether lines of the level INFO are wanted of a logger; without `logging` in this
-    process they are not.
-    """
-    return "logging" in sys.modules and log.isEnabledFor(_INFO)

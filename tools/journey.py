@@ -34,7 +34,7 @@ from tools.shared.processes import ROOT, output
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
 ROOMS = ("bundler", "backends", "tools")
 # What each journey may go through at most: modules, and classes.
-MOST = {"restore": (25, 20), "hit": (25, 20), "triton": (6, 20)}
+MOST = {"restore": (25, 20), "hit": (25, 20), "triton": (6, 5)}
 _TWO = 2
 Found = dict[str, list[str]]
 

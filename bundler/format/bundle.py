@@ -8,17 +8,15 @@ from __future__ import annotations
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
 from bundler.format import entries as entry_types
 from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.cached_properties import cached_property
-from bundler.format.container import Container
-from bundler.format.container_layout import ZSTD_LEVEL
+from bundler.format.container import ZSTD_LEVEL, Container
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import (
     Artifact,
@@ -30,13 +28,12 @@ from bundler.format.entries import (
     TuningFile,
 )
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.manifest import Content, Observed, content_digest
-from bundler.format.observations import observed_of
-from bundler.format.signature_sections import UNSIGNED, SignatureSections, SignatureSource
+from bundler.format.manifest import Content, Observed, content_digest, observed_of
 from bundler.format.summary import count, short
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import TuningRecord
+    from bundler.format.signature_sections import SignatureSource
 
 Keep = entry_types.Keep
 
@@ -120,15 +117,57 @@ class MemoryBlobs(BlobSource):
         verified: whether each digest is known to be that of its bytes.
     """
 
-    def __init__(self, blobs: Mapping[bytes, bytes], *, verified: bool = False) -> None:
+    def __init__(
+        self, blobs: Mapping[bytes, bytes | memoryview], *, verified: bool = False
+    ) -> None:
         self._blobs, self.verified = blobs, verified
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob; raises `NotFound`."""
+        return bytes(self.view_blob(digest))
+
+    def view_blob(self, digest: bytes) -> bytes | memoryview:
+        """Return the bytes of a blob as they are held; raises `NotFound`."""
         try:
             return self._blobs[digest]
         except KeyError:
             raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest)) from None
+
+
+class FirstBlobs(BlobSource):
+    """Blobs of several sources; the first that has one answers.
+
+    The sources belong to the bundles they came from, which close them.
+    """
+
+    verified = True
+
+    def __init__(self, sources: Iterable[BlobSource]) -> None:
+        self._sources = tuple(sources)
+        self.waits = any(source.waits for source in self._sources)
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the verified bytes of a blob; raises as `view_blob`."""
+        return bytes(self.view_blob(digest))
+
+    def view_blob(self, digest: bytes) -> bytes | memoryview:
+        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, and what the
+        source raises.
+        """
+        for source in self._sources:
+            try:
+                data = source.view_blob(digest)
+            except NotFound:
+                continue
+            if not source.verified:
+                check_digest(data, digest, "blob")
+            return data
+        raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest))
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Tell every source; each ignores what it does not have."""
+        for source in self._sources:
+            source.prefetch(digests)
 
 
 class Bundle:
@@ -149,6 +188,8 @@ class Bundle:
             none.
     """
 
+    signed: SignatureSource
+
     def __init__(
         self,
         content: Content,
@@ -159,7 +200,8 @@ class Bundle:
         writable: bool = True,
         variants_dropped: int = 0,
         left_out: tuple[tuple[str, str], ...] = (),
-        signed: SignatureSource = UNSIGNED,
+        signed: SignatureSource | None = None,
+        file: Container | None = None,
     ) -> None:
         self._content = content
         self._observed = observed
@@ -168,7 +210,9 @@ class Bundle:
         self._writable = writable
         self.variants_dropped = variants_dropped
         self.left_out = left_out
-        self.signed = signed
+        self._file = file
+        if signed is not None:
+            self.signed = signed
 
     @property
     def _content_bytes(self) -> bytes:
@@ -229,6 +273,16 @@ class Bundle:
         """Devices, compile times and hosts; no part of the digest."""
         return self._observed
 
+    def __getattr__(self, name: str) -> Any:
+        # Asked for what is not there: few ask for signatures.
+        fields = vars(self)
+        if name != "signed" or "_file" not in fields:
+            raise AttributeError(name)
+        from bundler.format.signature_sections import UNSIGNED, SignatureSections
+
+        file = fields["_file"]
+        return fields.setdefault("signed", UNSIGNED if file is None else SignatureSections(file))
+
     @property
     def signatures(self) -> tuple[bytes, ...]:
         """Envelopes (DSSE) that came with it; anybody may have put them there, and `triton-bundler
@@ -278,10 +332,18 @@ class Bundle:
         `DigestMismatch`.
         """
         self._blobs.verify([digest for digest, _ in self._content.blobs])
-        from bundler.format.kernel_documents import check_documents  # a restore needs none of it
+        # A restore needs none of these.
+        from bundler.format.keyparts import KeyParts
+        from bundler.format.launch_spec import LaunchFacts
 
         for kernel in self.kernels:
-            check_documents(kernel)
+            # Through its own properties a kernel would keep them, and those of a hundred thousand
+            # take gigabytes.
+            kernel.spec.tensor_descriptors.plain()
+            if (facts := kernel.facts_bytes) is not None:
+                LaunchFacts.from_bytes(facts)
+            if (parts := kernel.parts_bytes) is not None:
+                KeyParts.from_bytes(parts)
 
     @staticmethod
     def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Bundle:
@@ -370,12 +432,7 @@ class Bundle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -448,7 +505,7 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
         container,
         content_bytes=container.content_bytes,
         writable=not (container.read_only or container.newer_minor),
-        signed=SignatureSections(container),
+        file=container,
     )
 
 

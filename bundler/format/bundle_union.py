@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from bundler.errors import ConfigError, MergeConflict
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, FirstBlobs
 from bundler.format.entries import Artifact, Entry, Kernel, Opaque, entry_artifacts, entry_kind
-from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, merge_observed
 from bundler.format.metadata import parse_metadata
 from bundler.format.program_paths import program_name

@@ -1,260 +1,362 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a container: size, then digest, then parse, at every level.
+"""The `.tbundle` container: a checked header and table of contents around independent zstd frames.
 
-`FrameDecoding` is one zstd frame on its way into memory, in three steps of which the second needs
-no interpreter; `FramesAhead` has threads that do the second step of several at once, where there
-are processors to spare.
+`read_head` reads both, says what lies where, and refuses what cannot be; `Container` reads one
+bundle: size, then digest, then parse, at every level.  `Bundle` makes it when a bundle is opened
+(`bundle.py`), and fetches its blobs from it.
 
-`Container` is the reader of one bundle; `Bundle` makes it when a bundle is opened (`bundle.py`),
-and fetches its blobs from it.
+::
+
+    0   8   magic  89 'T' 'B' 'N' 'D' 'L' 0D 0A
+    8   2   major     little-endian, like every number here
+    10  2   minor
+    12  4   incompatible flags   an unknown bit: do not read
+    16  4   read-only flags      an unknown bit: read, never write again
+    20  4   compatible flags     an unknown bit: ignore
+    24  8   offset of the table of contents
+    32  8   size of the table of contents
+    40  32  sha256 over bytes 0..39 and the table of contents
+    72  …   sections, one after the other, then the table, which ends the file
+
+The launch set of all kernels is in frames of its own, so a reader that only launches never touches
+IR.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import hashlib
 import itertools
-import os
-from collections import deque
+import struct
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+import msgspec
 import zstandard
+from msgspec import Struct
 
-from bundler.errors import BundlerError, FormatError, NotFound
-from bundler.format.container_layout import (
-    BLOB_SECTIONS,
-    CONTENT,
-    IR,
-    LAUNCH,
-    OBSERVED,
-    STORED,
-    ZSTD,
-    ByteSource,
-    Section,
-    dictionary,
-    frame_bytes,
-    read_exactly,
-    read_head,
-    sections_of_blobs,
+from bundler.errors import (
+    BundlerError,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    TruncatedBundle,
+    UnsupportedVersion,
 )
-from bundler.format.digest import check_digest, digest_text
-from bundler.format.frame_buffers import FrameBuffers
-from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format import wire
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_text
+from bundler.format.frames import (
+    Frame,
+    FrameBuffers,
+    FramesAhead,
+    Section,
+    check_frame,
+    frames_at_once,
+    undecodable,
+)
+from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
+from bundler.format.summary import count, plural
+from bundler.format.wire import version_fix
+
+MAGIC = b"\x89TBNDL\r\n"
+# The version that is read and written; the major is the schema of the content.
+MAJOR, MINOR = 2, 0
+HEADER = struct.Struct("<8sHHIIIQQ")
+HEADER_BYTES = HEADER.size + DIGEST_BYTES
+
+LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED, SIGNATURES = 1, 2, 3, 4, 5, 16, 17, 18
+BLOB_SECTIONS = frozenset({LAUNCH, IR, TUNING, HELPERS, OPAQUE})
+STORED, ZSTD = 0, 1
+# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as
+# large.
+ZSTD_LEVEL = 9
+# Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours
+# share.
+FRAME_TARGET_BYTES = {
+    LAUNCH: 4 * MIB,
+    IR: 8 * MIB,
+    TUNING: 1 * MIB,
+    HELPERS: 4 * MIB,
+    OPAQUE: 32 * MIB,
+}
 
 
-class FrameDecoding:
-    """A frame that is decoded.
+class ByteSource(Protocol):
+    """Random access to the bytes of a container; `read` may be called from several threads."""
 
-    Args:
-        section: where it lies, and what it should become.
-        data: its bytes, verified.
-        prefix: what it may copy from.
-        limits: bounds.
-        buffers: where memory for it is taken from.
+    size: int
 
-    Raises:
-        FormatError, LimitExceeded: what it declares of itself is not what the table says.
+    def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes at `offset`, fewer only at the end of the source."""
+
+    def close(self) -> None:
+        """Release the source; closing twice is fine."""
+
+
+# Our writer's sections with a prefix are larger than that prefix, but for the last one.
+PREFIX_FACTOR = 4
+# A section has two inside its own, and all are in one.
+_ARRAYS_PER_SECTION, _NESTING = 3, 3
+
+
+class ContainerHead(Struct, frozen=True):
+    """What the header and the table of a container say.
+
+    Attributes:
+        major, minor: the version of the format.
+        newer_minor: whether the minor is newer than ours, so that records may have further fields.
+        read_only: whether it has features without which nobody may write it again.
+        compatible_flags: bits that may be ignored.
+        sections: the table.
     """
 
-    __slots__ = ("_data", "_raw_bytes", "_reader", "_room", "_section")
-
-    def __init__(
-        self, section: Section, data: bytes, prefix: bytes, limits: Limits, buffers: FrameBuffers
-    ) -> None:
-        try:
-            check_frame(section, data, limits)
-            self._room = buffers.take(section.raw_bytes)
-            decoder = zstandard.ZstdDecompressor(dict_data=dictionary(prefix) if prefix else None)
-            self._reader = decoder.stream_reader(data)
-        except zstandard.ZstdError as error:
-            raise undecodable(section, error) from error
-        self._section, self._data, self._raw_bytes = section, data, 0
-
-    def decode(self) -> None:
-        """Decode; the interpreter is left to others meanwhile.  Raises `FormatError`."""
-        try:
-            self._raw_bytes = self._reader.readinto(self._room)
-        except zstandard.ZstdError as error:
-            raise undecodable(self._section, error) from error
-
-    def finish(self) -> memoryview:
-        """Return what was decoded; raises `FormatError` where it is not one whole frame."""
-        section = self._section
-        try:
-            # Nothing follows; but the decoder compares the checksum when it is asked for more.
-            whole = self._raw_bytes == section.raw_bytes and not self._reader.read(1)
-            if not whole or frame_bytes(self._data) != len(self._data):
-                raise FormatError(
-                    f"section at offset {section.offset}: not one whole frame of"
-                    f" {section.raw_bytes} bytes"
-                )
-        except zstandard.ZstdError as error:
-            raise undecodable(section, error) from error
-        return self._room.toreadonly()
+    major: int
+    minor: int
+    newer_minor: bool
+    read_only: bool
+    compatible_flags: int
+    sections: list[Section]
 
 
-def check_frame(section: Section, data: bytes, limits: Limits) -> None:
-    """Check what a frame declares; the decoder makes room for it, whatever limit it is given."""
-    frame = zstandard.get_frame_parameters(data)
-    limits.check("window_bytes", frame.window_size, "zstd window")
-    if frame.content_size != section.raw_bytes or not frame.has_checksum:
+_SECTIONS = msgspec.msgpack.Decoder(list[Section])
+
+
+def read_exactly(source: ByteSource, offset: int, size: int, what: str) -> bytes:
+    """Return so many bytes; raises `TruncatedBundle` where the file ends before."""
+    data = source.read(offset, size)
+    if len(data) != size:
+        raise TruncatedBundle(
+            f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has"
+            f" {count(source.size, 'byte')}; copy or download the bundle again",
+            what=what,
+            expected=offset + size,
+            got=source.size,
+        )
+    return data
+
+
+def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
+    """Read header and table.
+
+    Raises:
+        FormatError, TruncatedBundle, DigestMismatch, LimitExceeded, UnsupportedVersion: they are
+            not those of a sound container.
+    """
+    magic = source.read(0, len(MAGIC))
+    # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next
+    # read.
+    if not magic or not MAGIC.startswith(magic):
         raise FormatError(
-            f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "
-            f"(checksum: {frame.has_checksum}), the table {section.raw_bytes}"
+            f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}",
+            expected=MAGIC,
+            got=magic,
+        )
+    header = read_exactly(source, 0, HEADER_BYTES, "header")
+    _, major, minor, incompatible, read_only, compatible, offset, size = HEADER.unpack_from(header)
+    if major != MAJOR or incompatible:
+        raise UnsupportedVersion(
+            f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}, "
+            f"expected {MAJOR}.x without such flags; {version_fix(major, MAJOR)}",
+            got=(major, minor, incompatible),
+            expected=(MAJOR, MINOR, 0),
+        )
+    table = _read_table(source, offset, size, limits)
+    check_digest(
+        header[: HEADER.size] + table, header[HEADER.size :], "header and table of contents"
+    )
+    newer_minor = minor > MINOR
+    sections = _check_sections(_unpacked(table, limits, open_ended=newer_minor), offset, limits)
+    return ContainerHead(major, minor, newer_minor, read_only != 0, compatible, sections)
+
+
+def _read_table(source: ByteSource, offset: int, size: int, limits: Limits) -> bytes:
+    limits.check("document_bytes", size, "table of contents")
+    if offset < HEADER_BYTES or offset + size > source.size:
+        raise TruncatedBundle(
+            f"table of contents: expected the file to have {offset + size} bytes, it has"
+            f" {source.size}; copy or download the bundle again",
+            expected=offset + size,
+            got=source.size,
+        )
+    if offset + size != source.size:
+        raise FormatError(
+            f"{count(source.size - offset - size, 'byte')} after the end of the bundle"
+        )
+    return read_exactly(source, offset, size, "table of contents")
+
+
+def _unpacked(table: bytes, limits: Limits, *, open_ended: bool) -> Iterable[Section]:
+    """Return the sections; the first that is none raises `FormatError` when it is reached."""
+    found = _decoded(table, limits)
+    if found is not None:
+        return found
+    # One by one, each by the types that are expected: it says which field is wrong, and takes what
+    # a newer minor added.
+    rows = wire.unpack(table, "table of contents", limits)
+    return (_section(number, row, open_ended=open_ended) for number, row in enumerate(rows))
+
+
+def _decoded(table: bytes, limits: Limits) -> list[Section] | None:
+    """Return the sections where all of them are as this version writes them, and within the limits
+    for certain.
+    """
+    try:
+        sections = wire.decode(table, _SECTIONS, "table of contents", limits)
+    except FormatError:
+        return None
+    members = max([max(len(section.blobs), len(section.prefix)) for section in sections], default=0)
+    small = (
+        limits.depth >= _NESTING
+        and max(members, _ARRAYS_PER_SECTION * len(sections)) <= limits.array_items
+        and all(len(section.sha256) == DIGEST_BYTES for section in sections)
+    )
+    return sections if small and wire.is_canonical(table, sections) else None
+
+
+def _section(number: int, row: Any, *, open_ended: bool) -> Section:
+    kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
+        row, "section", int, int, int, int, int, bytes, list, list, open_ended=open_ended
+    )
+    if not {*map(type, blobs), *map(type, prefix)} <= {int}:
+        raise FormatError(f"section {number}: expected numbers of blobs, and of sections before it")
+    if min(blobs, default=0) < 0:
+        raise FormatError(f"section {number}: blob {min(blobs)} is unknown")
+    return Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
+
+
+def _check_sections(found: Iterable[Section], end: int, limits: Limits) -> list[Section]:
+    sections: list[Section] = []
+    position = HEADER_BYTES
+    for section in found:
+        # No digest covers bytes between sections, so there must be none.
+        if section.offset != position:
+            raise FormatError(
+                f"section {len(sections)} begins at {section.offset}, expected {position}: a hole"
+                " or overlap"
+            )
+        _check_section(len(sections), section, sections, limits)
+        sections.append(section)
+        position += section.stored_bytes
+    _check_prefixes(sections, limits)
+    if position != end:
+        raise FormatError(f"sections end at {position}, expected {end}: a hole or overlap")
+    return sections
+
+
+def _check_section(number: int, section: Section, before: list[Section], limits: Limits) -> None:
+    what = f"section {number}"
+    # A megabyte more as stored: what does not compress grows a little.
+    limit = limits.frame_bytes if section.kind in BLOB_SECTIONS else limits.manifest_bytes
+    if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
+        raise LimitExceeded(
+            f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit
+        )
+    if section.codec not in {STORED, ZSTD} or (
+        section.codec == STORED and section.raw_bytes != section.stored_bytes
+    ):
+        raise FormatError(
+            f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}"
+        )
+    # A small section may well be all zeros; of a large one such growth is a bomb.
+    large = section.raw_bytes > limits.ratio_applies_above_bytes
+    if large and section.raw_bytes > limits.ratio * section.stored_bytes:
+        raise LimitExceeded(
+            f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
+            f"{limits.ratio} times",
+            limit=limits.ratio,
+        )
+    # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the
+    # most.
+    earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
+    if len(earlier) != len(section.prefix) or any(
+        s.kind not in {LAUNCH, IR} or s.prefix for s in earlier
+    ):
+        raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
+    if sum(s.raw_bytes for s in earlier) > limits.window_bytes:
+        raise LimitExceeded(f"{what}: its prefix is over {limits.window_bytes} bytes")
+
+
+def _check_prefixes(sections: list[Section], limits: Limits) -> None:
+    """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a
+    thousand tiny sections.
+    """
+    raw = sum(section.raw_bytes for section in sections)
+    prefixed = sum(sections[p].raw_bytes for section in sections for p in section.prefix)
+    limit = PREFIX_FACTOR * raw + limits.window_bytes
+    if prefixed > limit:
+        raise LimitExceeded(
+            f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over"
+            f" the limit of {limit}",
+            limit=limit,
+            got=prefixed,
         )
 
 
-def undecodable(section: Section, error: zstandard.ZstdError) -> FormatError:
-    """Return the error for a frame that zstd refuses."""
-    return FormatError(f"section at offset {section.offset}: {error}", offset=section.offset)
+_NOWHERE = -1
 
 
-# Each takes some megabytes until it is used.  With three or four, restores on 16 processors
-# differed by no more than from run to run.
-_MOST = 2
-T = TypeVar("T", bound="DecodableFrame")
+def sections_of_blobs(sections: Sequence[Section], sizes: Sequence[int]) -> array[int]:
+    """Return for each blob the number of its section.
 
+    Args:
+        sections: those of the container.
+        sizes: the size of each blob.
 
-class DecodableFrame(Protocol):
-    """A frame that is prepared; `decode` may be called by any thread, once."""
-
-    def decode(self) -> None:
-        """Decode it."""
-
-
-def frames_at_once() -> int:
-    """Return how many frames are decoded at once; one where the other processors have enough to do
-    with writing files.
+    Raises:
+        FormatError: a blob is stored twice, or nowhere, or sections hold something else.
     """
-    available = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, min(_MOST, available // 2))
+    sizes = [*sizes]  # of an array each look would make a number
+    found = _sections_of(sections, sizes)
+    if found is None:
+        found = _looked_up(sections, sizes)
+    return array("i", found)
 
 
-class _FrameTask(Generic[T]):
-    """A frame that is decoded by the thread that takes it first."""
-
-    __slots__ = ("_ended", "_taken", "decoded", "decoding")
-
-    def __init__(self, decoding: T) -> None:
-        self.decoding, self.decoded = decoding, False
-        self._taken, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
-        self._ended.acquire()
-
-    def take(self) -> bool:
-        """Tell whether the caller is the first to take it; then it is the caller's to decode, or to
-        let be.
-        """
-        return self._taken.acquire(blocking=False)
-
-    def is_taken(self) -> bool:
-        """Tell whether somebody has taken it."""
-        return self._taken.locked()
-
-    def decode(self) -> None:
-        """Decode it; what is wrong shows to who asks for the frame, and decodes it again."""
+def _sections_of(sections: Sequence[Section], sizes: Sequence[int]) -> list[int] | None:
+    """Return the section of each blob, None where something is wrong."""
+    found, stored = [_NOWHERE] * len(sizes), 0
+    for number, section in enumerate(sections):
+        blobs = section.blobs  # none of them is negative
+        if section.kind not in BLOB_SECTIONS:
+            continue
         try:
-            self.decoding.decode()
-            self.decoded = True
-        except Exception:  # noqa: BLE001  # in a thread nobody would hear of it
-            self.decoded = False
-        finally:
-            self._ended.release()
-
-    def wait(self) -> None:
-        """Return when it has ended; the caller knows that it was taken."""
-        with self._ended:
-            return
-
-
-class FramesAhead(Generic[T]):
-    """Frames that are decoded ahead, each until somebody takes it.
-
-    Threads begin when there is something to do, and end when nothing is left.  Safe under threads.
-    A forked child, which has none of these threads, forgets what they were doing.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: dict[int, _FrameTask[T]] = {}
-        self._waiting: deque[_FrameTask[T]] = deque()
-        self._renew()
-
-    def begin(self, number: int, decoding: T, threads: int) -> None:
-        """Have a frame decoded by one of so many threads, or by who takes it, if that is sooner."""
-        task = _FrameTask(decoding)
-        self._tasks[number] = task
-        with self._gate:
-            self._waiting.append(task)
-            start = self._running < threads
-            self._running += start
-        if start:
-            try:
-                # `threading.Thread` would wait until the new one runs, which takes milliseconds on
-                # a busy machine.
-                _thread.start_new_thread(self._work, ())
-            except RuntimeError:  # no thread can be had: who takes the frame decodes it
-                with self._gate:
-                    self._running -= 1
-
-    def take(self, number: int) -> T | None:
-        """Return a frame that is decoded, and wait for it; None where it was not begun, or could
-        not be decoded.
-        """
-        task = self._here().pop(number, None)
-        if task is None:
+            size = sum(map(sizes.__getitem__, blobs))
+        except IndexError:
             return None
-        if task.take():
-            task.decode()
-        else:
-            task.wait()
-        return task.decoding if task.decoded else None
+        if size != section.raw_bytes:
+            return None
+        for blob in blobs:
+            found[blob] = number
+        stored += len(blobs)
+    # As many as there are, and all of them: so each once.
+    return found if stored == len(sizes) and _NOWHERE not in found else None
 
-    def begun(self) -> Collection[int]:
-        """Return the frames that nobody has taken."""
-        return [*self._here()]
 
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Let go of frames that nobody will take, and return when no thread decodes one of them."""
-        tasks = self._here()
-        under_way = [
-            task
-            for task in [tasks.pop(number, None) for number in numbers]
-            if task is not None and not task.take()
-        ]
-        with self._gate:
-            self._waiting = deque(task for task in self._waiting if not task.is_taken())
-        for task in under_way:
-            task.wait()
-
-    def close(self) -> None:
-        """Let go of all frames; calling it twice is fine."""
-        self.forget([*self._here()])
-
-    def _here(self) -> dict[int, _FrameTask[T]]:
-        """Return the frames of this process."""
-        if self._process != os.getpid():
-            self._renew()
-        return self._tasks
-
-    def _renew(self) -> None:
-        self._process, self._gate = os.getpid(), _thread.allocate_lock()
-        self._tasks, self._waiting, self._running = {}, deque(), 0
-
-    def _work(self) -> None:
-        while True:
-            with self._gate:
-                if not self._waiting:
-                    self._running -= 1
-                    return
-                task = self._waiting.popleft()
-            if task.take():
-                task.decode()
-            del task  # its memory is not kept while this thread waits for the gate
+def _looked_up(sections: Sequence[Section], sizes: Sequence[int]) -> list[int]:
+    """Return the same, one blob after the other, which tells what is wrong."""
+    found = [_NOWHERE] * len(sizes)
+    for number, section in enumerate(sections):
+        if section.kind not in BLOB_SECTIONS:
+            continue
+        for blob in section.blobs:
+            if not 0 <= blob < len(sizes) or found[blob] != _NOWHERE:
+                raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
+            found[blob] = number
+        size = sum([sizes[blob] for blob in section.blobs])
+        if size != section.raw_bytes:
+            raise FormatError(
+                f"section {number}: blobs of {count(size, 'byte')} in a frame of"
+                f" {section.raw_bytes}"
+            )
+    lost = found.count(_NOWHERE)
+    if lost:
+        raise FormatError(
+            f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section"
+        )
+    return found
 
 
 # A restore goes through launch set and IR side by side, and a kernel may lie across the border of
@@ -263,34 +365,6 @@ CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
 _CHUNK_BYTES = 1 << 20
-
-
-class _DecodedFrame:
-    """A decoded section.
-
-    Attributes:
-        number: which.
-        data: its bytes.
-        used: when it was last looked at.
-    """
-
-    __slots__ = ("_content", "_section", "_slices", "data", "number", "used")
-
-    def __init__(self, number: int, data: memoryview, section: Section, content: Content) -> None:
-        self.number, self.data, self.used = number, data, 0
-        self._section, self._content = section, content
-        self._slices: dict[bytes, slice] | None = None
-
-    @property
-    def slices(self) -> dict[bytes, slice]:
-        """Where each of its blobs lies in `data`, by raw digest."""
-        if self._slices is None:
-            blobs = self._section.blobs
-            ends = [*accumulate(self._content.sizes_of(blobs))]
-            self._slices = dict(
-                zip(self._content.digests_of(blobs), map(slice, [0, *ends], ends), strict=True)
-            )
-        return self._slices
 
 
 class Container:
@@ -312,9 +386,11 @@ class Container:
         self._limits = limits
         # By number.  No lock: another thread could hold it at the moment of a fork.  This
         # dictionary is never changed, but replaced.
-        self._frames: dict[int, _DecodedFrame] = {}
+        self._frames: dict[int, Frame] = {}
         self._uses = itertools.count(1)
-        self._ahead, self._threads = FramesAhead[FrameDecoding](), 0
+        # Made when frames are decoded ahead for the first time.
+        self._ahead: FramesAhead[Frame] | None = None
+        self._threads = 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
         head = read_head(source, limits)
         self.major, self.minor, self.newer_minor = head.major, head.minor, head.newer_minor
@@ -326,7 +402,7 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blob_sizes)
+        self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blobs.sizes)
 
     def stored(self, section: Section) -> bytes:
         """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`,
@@ -343,7 +419,8 @@ class Container:
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
-        self._ahead.close()
+        if self._ahead is not None:
+            self._ahead.close()
         self._frames = {}
         self._buffers.clear()
         self._source.close()
@@ -352,13 +429,16 @@ class Container:
         """Have the frames of many blobs decoded ahead, where there are processors to spare; each is
         decoded when it is read, if not before.
         """
-        first = itertools.islice(digests, _MANY) if len(digests) >= _MANY else ()
-        known = (
-            [self.content.blob_number(digest) for digest in first]
-            if self._wants_frames(digests)
-            else []
-        )
-        self._begin_with([number for number in known if number is not None])
+        self._threads = frames_at_once() - 1 if len(digests) >= _MANY else 0
+        if not self._threads:
+            return
+        if self._ahead is None:
+            self._ahead = FramesAhead()
+        if not self._frames:
+            # Of a restore of everything, one of the launch set and one of IR.
+            known = map(self.content.blobs.number, itertools.islice(digests, _MANY))
+            first = dict.fromkeys([self._sections_of_blobs[n] for n in known if n is not None])
+            self._begin(self._ahead, [*filter(self._may_be_ahead, first)][: self._threads])
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
@@ -373,7 +453,7 @@ class Container:
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
         frame = self._frame_of(digest)
-        data = frame.data[frame.slices[digest]]
+        data = frame.data[self._slices_of(frame)[digest]]
         if hashlib.sha256(data).digest() != digest:
             check_digest(data, digest, "blob")
         return data
@@ -401,7 +481,7 @@ class Container:
         for digest in digests:
             if digest not in slices:
                 frame = self._frame_of(digest)
-                data, slices = frame.data, frame.slices
+                data, slices = frame.data, self._slices_of(frame)
             views.append(data[slices[digest]])
         return views
 
@@ -410,7 +490,7 @@ class Container:
         wanted = set(digests)
         for number, section in enumerate(self.sections):
             if section.kind in BLOB_SECTIONS:
-                self.view_blobs([*wanted.intersection(self._frame(number).slices)])
+                self.view_blobs([*wanted.intersection(self._slices_of(self._frame(number)))])
             else:
                 self.stored(section)
 
@@ -420,52 +500,49 @@ class Container:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
         return self.decoded(found[0])
 
-    def _frame_of(self, digest: bytes) -> _DecodedFrame:
+    def _frame_of(self, digest: bytes) -> Frame:
         """Return the frame that a blob lies in; raises `NotFound`."""
         for frame in reversed(self._frames.values()):
-            if digest in frame.slices:
+            if digest in self._slices_of(frame):
                 frame.used = next(self._uses)
                 return frame
-        blob = self.content.blob_number(digest)
+        blob = self.content.blobs.number(digest)
         if blob is None:
             raise NotFound(
                 f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest)
             )
         return self._frame(self._sections_of_blobs[blob])
 
-    def _frame(self, number: int) -> _DecodedFrame:
+    def _slices_of(self, frame: Frame) -> dict[bytes, slice]:
+        """Return where each blob of a frame lies in it, by raw digest."""
+        if frame.slices is None:
+            blobs = frame.section.blobs
+            ends = [*accumulate(self.content.blobs.sizes_of(blobs))]
+            frame.slices = dict(
+                zip(self.content.blobs.digests_of(blobs), map(slice, [0, *ends], ends), strict=True)
+            )
+        return frame.slices
+
+    def _frame(self, number: int) -> Frame:
         # Two threads may decode the same frame, which costs time, never correctness.
         frame = self._frames.get(number)
         if frame is None:
             # Before others are decoded, so that their memory can be used again.
-            self._frames = self._youngest(CACHED_FRAMES - 1)
-            self._begin_following(number)
-            frame = _DecodedFrame(number, self._raw(number), self.sections[number], self.content)
-            self._frames = {**self._youngest(CACHED_FRAMES - 1), number: frame}
+            self._frames = self._youngest()
+            if self._ahead is not None:
+                self._begin_following(self._ahead, number)
+            frame = self._read(number)
+            self._frames = {**self._youngest(), number: frame}
         frame.used = next(self._uses)
         return frame
 
-    def _youngest(self, most: int) -> dict[int, _DecodedFrame]:
-        frames = sorted(self._frames.values(), key=lambda frame: frame.used)
-        return {frame.number: frame for frame in frames[-most:]}
+    def _youngest(self) -> dict[int, Frame]:
+        frames = sorted(self._frames.items(), key=lambda frame: frame[1].used)
+        return dict(frames[1 - CACHED_FRAMES :])
 
     # ---------------------------------------------------------------- Frames that are decoded ahead
 
-    def _wants_frames(self, blobs: Collection[object]) -> bool:
-        """Note whether frames are to be decoded ahead for who asks for these blobs; tells whether
-        the first are to be begun now.
-        """
-        self._threads = frames_at_once() - 1 if len(blobs) >= _MANY else 0
-        return self._threads > 0 and not self._frames
-
-    def _begin_with(self, blobs: Iterable[int]) -> None:
-        """Begin the frames of the blobs that are read first: of a restore of everything, one of the
-        launch set and one of IR.
-        """
-        first = dict.fromkeys([self._sections_of_blobs[blob] for blob in blobs])
-        self._begin([number for number in first if self._may_be_ahead(number)][: self._threads])
-
-    def _begin_following(self, number: int) -> None:
+    def _begin_following(self, ahead: FramesAhead[Frame], number: int) -> None:
         """Begin the frames of the same kind that follow, as many as threads decode at once, and
         forget others of this kind.
         """
@@ -474,20 +551,20 @@ class Container:
             after = range(number + 1, len(self.sections))
             same = (n for n in after if self.sections[n].kind == kind and n not in self._frames)
             wanted += filter(self._may_be_ahead, itertools.islice(same, self._threads))
-        self._ahead.forget(
+        ahead.forget(
             n
-            for n in self._ahead.begun()
+            for n in ahead.begun()
             if n not in wanted and (self.sections[n].kind == kind or not self._threads)
         )
-        self._begin(wanted[1:])
+        self._begin(ahead, wanted[1:])
 
-    def _begin(self, numbers: Iterable[int]) -> None:
-        begun = self._ahead.begun()
+    def _begin(self, ahead: FramesAhead[Frame], numbers: Iterable[int]) -> None:
+        begun = ahead.begun()
         for number in numbers:
             if number not in begun:
                 # What is wrong with it shows when it is asked for.
                 with contextlib.suppress(BundlerError, MemoryError):
-                    self._ahead.begin(number, self._prepared(number, b""), self._threads)
+                    ahead.begin(number, self._prepared(number, b""), self._threads)
 
     def _may_be_ahead(self, number: int) -> bool:
         section = self.sections[number]
@@ -495,24 +572,21 @@ class Container:
 
     # ------------------------------------------------------------------------------------- Decoding
 
-    def _raw(self, number: int) -> memoryview:
+    def _read(self, number: int) -> Frame:
         section = self.sections[number]
-        decoding = self._ahead.take(number)
-        if decoding is None:
+        frame = None if self._ahead is None else self._ahead.take(number)
+        if frame is None:
             if section.codec == STORED:
-                return memoryview(self.stored(section))
-            decoding = self._prepared(
-                number,
-                b"".join(
-                    [self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes]
-                ),
-            )
-            decoding.decode()
-        return decoding.finish()
+                return Frame.of_bytes(section, self.stored(section))
+            prefix = [self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes]
+            frame = self._prepared(number, b"".join(prefix))
+            frame.decode()
+        frame.finish()
+        return frame
 
-    def _prepared(self, number: int, prefix: bytes) -> FrameDecoding:
+    def _prepared(self, number: int, prefix: bytes) -> Frame:
         section = self.sections[number]
-        return FrameDecoding(section, self.stored(section), prefix, self._limits, self._buffers)
+        return Frame(section, self.stored(section), prefix, self._limits, self._buffers)
 
     def decoded(self, section: Section) -> bytes:
         """Return the raw bytes of a section that needs no prefix; raises as `stored`, and
@@ -522,7 +596,7 @@ class Container:
         if section.codec == STORED:
             return data
         try:
-            check_frame(section, data, self._limits)
+            check_frame(data, section, self._limits)
             raw: bytes = zstandard.ZstdDecompressor().decompress(
                 data, max_output_size=section.raw_bytes, allow_extra_data=False
             )

@@ -21,7 +21,7 @@ from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_raw, digest_text, sha256
-from bundler.format.metadata import check_metadata_size
+from bundler.format.limits import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 
+def set_fields(value: object, fields: dict[str, Any]) -> None:
+    """Set the fields of a frozen value, given by name: the `locals()` of an `__init__` whose
+    parameters they are.
+    """
+    del fields["self"]
+    vars(value).update(fields)
+
+
 class FrozenValue:
-    """A value whose fields are set once, by `_set_fields`; equal to one of its class whose compared
+    """A value whose fields are set once, by `set_fields`; equal to one of its class whose compared
     fields are equal.
     """
-
-    def _set_fields(self, fields: dict[str, Any]) -> None:
-        """Set the fields, given by name: the `locals()` of an `__init__` whose parameters
-        they are.
-        """
-        del fields["self"]
-        self.__dict__.update(fields)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -92,7 +93,7 @@ class Target(FrozenValue):
     warp_size: int = field(default=32, compare=False)
 
     def __init__(self, backend: str, arch: str, warp_size: int = 32) -> None:
-        self._set_fields(locals())
+        set_fields(self, locals())
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -240,7 +241,7 @@ class Kernel(FrozenValue):
         facts_bytes: bytes | None = None,
         parts_bytes: bytes | None = None,
     ) -> None:
-        self._set_fields(locals())
+        set_fields(self, locals())
 
     def __repr__(self) -> str:
         files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"

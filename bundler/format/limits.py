@@ -15,6 +15,8 @@ from bundler.errors import LimitExceeded
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# Of Triton's metadata, which has 1 to 3 KB; parsed, JSON takes up to thirty times its size.
+METADATA_BYTES = MIB
 
 
 class Limits(Struct, frozen=True):
@@ -54,3 +56,13 @@ class Limits(Struct, frozen=True):
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def check_metadata_size(size: int, what: str) -> None:
+    """Raise `LimitExceeded` when a metadata file is too long to be one."""
+    if size > METADATA_BYTES:
+        raise LimitExceeded(
+            f"{what}: {size} bytes of metadata, over the limit of {METADATA_BYTES}",
+            limit=METADATA_BYTES,
+            got=size,
+        )

@@ -14,12 +14,11 @@ import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format import names
+from bundler.format.limits import check_metadata_size
 
 #: In the metadata of a kernel that was placed for a function which only moved: the key of the
 #: kernel that was recorded (`bundler/lifecycle/moved_kernels.py`).
 MOVED_FROM = "bundler_moved_from"
-# Triton writes 1 to 3 KB; parsed, JSON takes up to thirty times its size.
-METADATA_BYTES = 1 << 20
 # Far above what Triton nests, and far below what Python's own recursion limit refuses: where that
 # strikes depends on who calls, so a kernel would be sound for one reader and broken for the next.
 METADATA_DEPTH = 32
@@ -113,16 +112,6 @@ def _parsed(data: bytes) -> Any:
         # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.
         # Decoded first: json.loads would take UTF-16 as well, which Triton does not read.
         return json.loads(data.decode("utf-8"))
-
-
-def check_metadata_size(size: int, what: str) -> None:
-    """Raise `LimitExceeded` when a metadata file is too long to be one."""
-    if size > METADATA_BYTES:
-        raise LimitExceeded(
-            f"{what}: {size} bytes of metadata, over the limit of {METADATA_BYTES}",
-            limit=METADATA_BYTES,
-            got=size,
-        )
 
 
 def _is_shallow(data: bytes) -> bool:

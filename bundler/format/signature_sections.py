@@ -16,8 +16,9 @@ from bundler.errors import ConfigError, LimitExceeded, UnsupportedVersion
 from bundler.format import wire
 from bundler.format.bundle_file import replace_file
 from bundler.format.cached_properties import cached_property
-from bundler.format.container_layout import HEADER, HEADER_BYTES, MAGIC, SIGNATURES, STORED, Section
+from bundler.format.container import HEADER, HEADER_BYTES, MAGIC, SIGNATURES, STORED
 from bundler.format.digest import sha256
+from bundler.format.frames import Section
 from bundler.format.summary import count
 
 if TYPE_CHECKING:

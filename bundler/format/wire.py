@@ -11,15 +11,17 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import count
 
 T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0)]
 
 # An empty array is one byte there and eighty in memory.  All arrays of a document together are
 # bounded by so many times the members that a single one may have; a manifest of the size that the
@@ -73,7 +75,7 @@ def encode(data: Any) -> bytes:
         ) from error
 
 
-def encode_within(data: Any, size_bytes: int) -> bytearray:
+def encode_within(size_bytes: int, data: Any) -> bytearray:
     """Encode what takes no more than so many bytes.
 
     Memory is had before msgspec begins: where there is none for it, msgspec (0.22) ends the
@@ -84,11 +86,11 @@ def encode_within(data: Any, size_bytes: int) -> bytearray:
     return room
 
 
-def encodes_to(record: object, data: bytes | bytearray) -> bool:
+def is_canonical(data: bytes | bytearray, record: object) -> bool:
     """Tell whether a record that was decoded from these bytes encodes to them; it never takes more,
     but may take fewer.
     """
-    return encode_within(record, len(data)) == data
+    return encode_within(len(data), record) == data
 
 
 def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]:
@@ -224,6 +226,25 @@ def decode_each(
     return records
 
 
+class SchemaRow(Struct, array_like=True, frozen=True, gc=False):
+    """How any part of a manifest begins."""
+
+    schema: Count
+
+
+_SCHEMA = msgspec.msgpack.Decoder(SchemaRow)
+
+
+def schema_of(data: bytes, what: str, limits: Limits) -> int:
+    """Return the schema of a part of a manifest; raises as `decode`."""
+    return decode(data, _SCHEMA, what, limits).schema
+
+
+def version_fix(got: int, known: int) -> str:
+    """Return what to do about something of another version than the one that is read."""
+    return "record or pack its kernels again" if got < known else "upgrade triton-bundler"
+
+
 def array_length(data: bytes) -> int:
     """Return how many members an array declares to have, 0 for anything else; nothing is decoded
     for it.
@@ -253,7 +274,7 @@ def _got(document: Any, message: str) -> str:
 
 def check_canonical(data: bytes, record: object, what: str) -> None:
     """Raise `FormatError` unless a decoded record encodes to the bytes that it came from."""
-    if not encodes_to(record, data):
+    if not is_canonical(data, record):
         raise FormatError(
             f"{what}: expected the fields of this version and no other, and each number in its"
             f" shortest form, got {count(len(data), 'byte')} that say the same otherwise",

@@ -14,7 +14,7 @@ import zstandard
 
 from bundler.errors import ConfigError
 from bundler.format import names, wire
-from bundler.format.container_layout import (
+from bundler.format.container import (
     CONTENT,
     FRAME_TARGET_BYTES,
     HEADER,
@@ -31,10 +31,9 @@ from bundler.format.container_layout import (
     TUNING,
     ZSTD,
     ZSTD_LEVEL,
-    Section,
-    dictionary,
 )
 from bundler.format.digest import digest_raw, sha256
+from bundler.format.frames import Section, dictionary
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 

@@ -17,7 +17,7 @@ from bundler.backends.backend_errors import BackendError, BadSettings
 from bundler.backends.oci.image_port import ImageManifest, ImagePlace
 from bundler.errors import ConfigError, NotFound
 from bundler.images.image_manifests import INDEX_TYPES, decode_index, only_image
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 
 _SHOWN_TAGS = 5
 

@@ -33,7 +33,7 @@ from bundler.images.image_reports import ImageLayout, ImageReport
 from bundler.images.image_signatures import envelopes_of
 from bundler.images.kernel_cache_images import CONFIG_BYTES, is_kernel_cache, unpack_image
 from bundler.lifecycle.directory_pack import pack
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_signatures import is_about_bundle, signed_name
 from bundler.trust.admission import admit, policy_in_force
 from bundler.trust.signature_policy import SignaturePolicy

@@ -50,8 +50,8 @@ from bundler.images.kernel_cache_images import (
 from bundler.images.kernel_cache_layers import unpack_layer, write_layer
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.restore_plan import opened
-from bundler.store.error_translation import store_errors
 from bundler.store.push_signatures import signing_key
+from bundler.store.store_failures import store_errors
 from bundler.store.store_signatures import signed_name
 from bundler.toolchain import identity
 from bundler.trust.signing import bundle_envelope, tag_envelope

@@ -32,7 +32,7 @@ from bundler.images.image_manifests import (
     encode_index,
     encode_manifest,
 )
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.trust.envelope import Envelope
 from bundler.trust.statements import TagStatement
 

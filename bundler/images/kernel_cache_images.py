@@ -25,7 +25,7 @@ from bundler.format.metadata import parse_metadata
 from bundler.format.sentinel import TRITON_DIR
 from bundler.images.image_manifests import DOCKER_LAYER, OCI_LAYER, Manifest
 from bundler.images.kernel_cache_layers import CACHE_FOLDER, MANIFEST_FILE, unpack_layer
-from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel, localize
+from bundler.lifecycle.kernel_placement import localize, localized, planned, read
 
 # Where GKM's examples mount a cache.
 DEFAULT_ROOT = "/cache"
@@ -87,8 +87,9 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
         if triton_dir is None and any(span.place == TRITON_DIR for span in spans):
             made.left_out.append((kernel.key, _NOWHERE))
             continue
-        stored = StoredKernel.read(bundle.blobs, WantedKernel.of(kernel, "all"))
-        ready = stored.ready_for(root, triton_dir).verified()
+        placement = planned(kernel, "all")
+        read(bundle.blobs, [placement])
+        ready = localized(placement, root, triton_dir).verified()
         paths = {name: f"{root}/{kernel.key}/{name}" for name in ready.names}
         metadata = next(name for name in ready.names if name.endswith(".json"))
         group = json.dumps({"child_paths": paths}).encode()

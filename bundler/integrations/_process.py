@@ -76,14 +76,14 @@ class _Process:
         with self._lock:
             manager_environment.add(activity)
             self._sessions.append((session, engine))
-            self.source.delegate = engine
+            self.source.delegate, self.source.manager = engine, None
             self._at_exit()
 
     def leave(self, session: Session, activity: Active) -> None:
         """Put in force again whichever session began last of those that go on."""
         with self._lock:
             self._sessions = [pair for pair in self._sessions if pair[0] is not session]
-            self.source.delegate = None
+            self.source.delegate = self.source.manager = None
             manager_environment.remove(activity)
 
     def close(self) -> None:
@@ -386,7 +386,7 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
         begin_metrics()
     if problem is not None:
         engine.failures.report(problem, "no store is used")
-    elif store is None and not registered and asked_for(delegate_source):
+    elif store is None and not registered.added and asked_for(delegate_source):
         engine.failures.warn_once(
             "no-store",
             "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set",

@@ -27,10 +27,10 @@ from bundler.format.summary import plural
 from bundler.integrations.inductor_generated import compile_generated, load_generated
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.directory_pack import pack, single_files
+from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore
-from bundler.lifecycle.restore_options import Only, Trust
-from bundler.lifecycle.restore_plan import opened
+from bundler.lifecycle.restore_plan import Only, opened
 from bundler.project import install
 from bundler.toolchain import directories, identity
 from bundler.toolchain.inductor import inductor_caches, inductor_tuners

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.entries import Kernel
     from bundler.format.manifest import Observation
-    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.compiled_once import CompileLease
+    from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import RestoreReport
     from bundler.lifecycle.machine_store import Store
-    from bundler.lifecycle.restore_options import Trust
-    from bundler.store.kernel_records import KernelRecords
+    from bundler.store.kernel_records import KernelRecords, StoredKernel
     from bundler.toolchain.compile_frames import CompileFrame
 
 _LOG = logger("bundler.integrations")
@@ -44,6 +44,7 @@ class FoundKernel(NamedTuple):
         source: where its bytes are read when it is placed.
         place: where it was: `tag`, `store` or `registered`.
         seen: what was observed when it was recorded, None where nothing was.
+        seconds: how long its compile took, 0 when that is not known.
         code: of a kernel of the store: whether signatures let the code of the bundle that it came
             with be used.
         moved_from: of a kernel that only moved, the key under which it was recorded.
@@ -53,17 +54,9 @@ class FoundKernel(NamedTuple):
     source: BlobSource
     place: str
     seen: Observation | None
+    seconds: float = 0.0
     code: bool = False
     moved_from: str | None = None
-
-    @property
-    def seconds(self) -> float:
-        """How long its compile took, 0 when that is not known."""
-        return _seconds_of(self.seen)
-
-
-def _seconds_of(seen: Observation | None) -> float:
-    return sum([us for _, us in seen.times_us]) / 1e6 if seen is not None else 0.0
 
 
 class BundleKernels:
@@ -83,11 +76,11 @@ class BundleKernels:
     def find(self, key: str) -> FoundKernel | None:
         """Return a kernel."""
         kernel = self._kernels.get(key)
-        return (
-            FoundKernel(kernel, self._source, self._place, self._seen.get(key))
-            if kernel is not None
-            else None
-        )
+        if kernel is None:
+            return None
+        seen = self._seen.get(key)
+        seconds = sum([us for _, us in seen.times_us]) / 1e6 if seen is not None else 0.0
+        return FoundKernel(kernel, self._source, self._place, seen, seconds)
 
     def find_moved(self, moved: str) -> FoundKernel | None:
         """Return a kernel that has this moved key, which says which parts of its key count but
@@ -104,7 +97,8 @@ class BundleKernels:
         """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel
         that is not here.
         """
-        return _seconds_of(self._seen.get(key)) if key in self._kernels else None
+        found = self.find(key)
+        return None if found is None else found.seconds
 
 
 class RegisteredBundles:
@@ -112,19 +106,21 @@ class RegisteredBundles:
     once.
 
     Safe from any thread.
+
+    Attributes:
+        added: whether there is any.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bundles: dict[str, BundleKernels | None] = {}
+        self.added = False
 
     def add(self, path: str) -> None:
         """Add a bundle by its path; it is not opened yet."""
         with self._lock:
             self._bundles.setdefault(os.path.abspath(path), None)
-
-    def __bool__(self) -> bool:
-        return bool(self._bundles)
+            self.added = True
 
     def paths(self) -> list[str]:
         """Return what was added and can be used as far as is known."""
@@ -254,7 +250,7 @@ class KernelSources:
 
     def find(
         self, key: str, *, turn: bool, moved: Callable[[], FoundKernel | None] | None = None
-    ) -> FoundKernel | Turn | None:
+    ) -> FoundKernel | CompileLease | None:
         """Return a kernel that is not in the tag, or the turn to compile it for everyone, or None.
 
         Args:
@@ -266,18 +262,19 @@ class KernelSources:
         Raises:
             BundlerError: the store cannot be read.
         """
-        prebuilt = self._registered.find(key, self._on_failure) if self._registered else None
+        registered = self._registered if self._registered.added else None
+        prebuilt = registered.find(key, self._on_failure) if registered is not None else None
         if self.records is not None and prebuilt is None and turn:
-            from bundler.lifecycle.compiled_once import AlreadyThere, Turns
+            from bundler.lifecycle.compiled_once import AlreadyThere, CompileLeases
 
-            answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S, instead=moved)
-            if isinstance(answer, AlreadyThere):
-                return _of_store(answer.bundle, answer.code)
-            return answer
+            answer = CompileLeases(self.records).begin(key, TYPICAL_COMPILE_S, instead=moved)
+            if not isinstance(answer, AlreadyThere):
+                return answer
+            return _of_store(answer.there.found[key])
         if self.records is not None:
-            looked_up = self.records.look_up([key], self._keep)
-            if looked_up.bundle.kernels:
-                return _of_store(looked_up.bundle, looked_up.code)
+            found = self.records.find(key, self._keep)
+            if found is not None:
+                return _of_store(found)
         return prebuilt or (moved() if moved is not None else None)
 
     def find_moved(self, moved: str) -> Iterator[FoundKernel]:
@@ -289,12 +286,12 @@ class KernelSources:
         if self.records is not None:
             key = self.records.moved.find([moved]).get(moved)
             if key is not None:
-                looked_up = self.records.look_up([key], self._keep)
-                if looked_up.bundle.kernels:
-                    yield _of_store(looked_up.bundle, looked_up.code)
+                there = self.records.find(key, self._keep)
+                if there is not None:
+                    yield _of_store(there)
                 else:
                     self.records.moved.remove(moved)
-        if self._registered and (found := self._registered.find_moved(moved, self._on_failure)):
+        if found := self._registered.find_moved(moved, self._on_failure):
             yield found
 
     def trust_in(self, found: FoundKernel, trust: Trust) -> Trust:
@@ -335,10 +332,8 @@ class KernelSources:
             raise
 
 
-def _of_store(bundle: Bundle, code: frozenset[str]) -> FoundKernel:
-    kernel = bundle.kernels[0]
-    seen = bundle.observed.kernels.get(kernel.key)
-    return FoundKernel(kernel, bundle.blobs, "store", seen, kernel.key in code)
+def _of_store(found: StoredKernel) -> FoundKernel:
+    return FoundKernel(found.kernel, found, "store", found.seen, found.seconds, found.code)
 
 
 def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKernel | None:

@@ -3,7 +3,7 @@
 thread may outlive the call.
 
 `Publisher` knows nothing of kernels: it hands batches of jobs (`MadeKernel`, `MadeFile`,
-`EndedTurn`) to a function.  Each lookup engine (`lookup_engine.py`) has one; it calls `bundle_of`
+`EndedLease`) to a function.  Each lookup engine (`lookup_engine.py`) has one; it calls `bundle_of`
 to send kernels, and `file_known_by` to name files.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bundler.format.bundle import Bundle, Keep
     from bundler.format.manifest import Observation
     from bundler.lifecycle.bundle_builder import Builder
-    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.compiled_once import CompileLease
     from bundler.toolchain.recording.spool_records import SpooledEvent
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class MadeKernel(NamedTuple):
     """A kernel that was compiled, and the turn that others may wait for."""
 
     event: SpooledEvent
-    turn: Turn | None
+    turn: CompileLease | None
 
 
 class MadeFile(NamedTuple):
@@ -143,13 +143,13 @@ class MadeFile(NamedTuple):
     data: bytes
 
 
-class EndedTurn(NamedTuple):
+class EndedLease(NamedTuple):
     """A turn that ended without a kernel."""
 
-    turn: Turn
+    turn: CompileLease
 
 
-Job = MadeKernel | MadeFile | EndedTurn
+Job = MadeKernel | MadeFile | EndedLease
 
 
 def file_known_by(key: str, filename: str, origin: str | None) -> str:

@@ -26,7 +26,7 @@ from bundler.integrations.kernel_lookup import (
     find_moved,
 )
 from bundler.integrations.kernel_publisher import (
-    EndedTurn,
+    EndedLease,
     Job,
     MadeFile,
     MadeKernel,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bundler.integrations.replayed_kernels import ReplayReport
     from bundler.integrations.session_usage import UsedKernels
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.machine_store import Store
     from bundler.toolchain.recording.spool_records import SpooledEvent
 
@@ -85,7 +85,7 @@ class Engine(CacheDelegate):
         local = LocalDirectory(options.local, self.failures.unsafe)
         self._user_directories, self._notes = UserDirectories(local, self._moved), MissNotes(local)
         self._compiled: deque[SpooledEvent] = deque(maxlen=MOST_REMEMBERED)
-        self._turns: dict[str, tuple[int, Turn]] = {}
+        self._turns: dict[str, tuple[int, CompileLease]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
         # Keys of the tag that are in the usual directory since the start.  A restore checks each
@@ -157,6 +157,8 @@ class Engine(CacheDelegate):
 
     def writable(self, root: str) -> str:
         """Return where to write what belongs into `root`."""
+        if root in self._user_directories.writable_roots:  # asked for each key
+            return root
         return self._user_directories.writable(root)
 
     def found(self, call: CacheCall, group: Group) -> None:
@@ -232,8 +234,7 @@ class Engine(CacheDelegate):
         return self._writes and self.strict_mode.mode != "error" and not mine
 
     def _place(self, call: CacheCall, found: FoundKernel) -> Group | None:
-        from bundler.lifecycle.kernel_directory import Rejected
-        from bundler.lifecycle.kernel_placement import place_kernel
+        from bundler.lifecycle.cache_directory import place_kernel
 
         directory = self._directory(call.root)
         if self._triton_dir is None:
@@ -247,7 +248,7 @@ class Engine(CacheDelegate):
             triton_dir=self._triton_dir,
             checked=found.place == "tag" and call.key in self._prefetched,
         )
-        if isinstance(placed, Rejected):
+        if not isinstance(placed, tuple):
             message = (
                 f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
             )
@@ -255,16 +256,20 @@ class Engine(CacheDelegate):
             if found.moved_from is None:
                 self._sources.reject(found)
             return None
-        self._count_hit(call.key, found.place, found.seconds, placed.size_bytes)
+        outcome, placement = placed
+        written = placement.size_bytes if outcome != "present" else 0
+        self._count_hit(call.key, found.place, found.seconds, written)
         if found.moved_from is not None:  # which no bundle holds under this key
             self.tally.moved(call.key, found.moved_from)
         elif self.used is not None and found.place != "tag":
             self.used.add(_event_of(found, call))
-        if placed.files is not None:
-            return placed.files
+        folder = f"{directory.path}/{call.key}"
+        if outcome != "present":
+            return {name: f"{folder}/{name}" for name in placement.names}
+        # What lies there may be another build with other files.
         from bundler.toolchain.recording.cache_manager import read_group
 
-        return read_group(os.path.join(directory.path, call.key), call.filename)
+        return read_group(folder, call.filename)
 
     def _count_hit(self, key: str, place: str, seconds: float, size_bytes: int) -> None:
         hits = self.tally.hits
@@ -310,7 +315,7 @@ class Engine(CacheDelegate):
         turn = self._turns.pop(call.key, (0, None))[1]
         if turn is not None:
             # This may be called by the garbage collector, in any thread and at any place.
-            self.publisher.hand_over(EndedTurn(turn))
+            self.publisher.hand_over(EndedLease(turn))
 
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""

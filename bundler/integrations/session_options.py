@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from bundler.config import Launcher, Mode, Strict
     from bundler.format.bundle import Keep
+    from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.machine_store import Store
-    from bundler.lifecycle.restore_options import Trust
     from bundler.store.bundle_store import PushMode
     from bundler.user_settings import Settings
 

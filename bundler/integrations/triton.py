@@ -10,8 +10,10 @@ and we may be switched off.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from bundler.config import INNER
 from bundler.integrations._process import delegate_source
 from bundler.toolchain.recording.cache_manager import manager_class
 
@@ -21,5 +23,13 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "BundlerCacheManager":
+            known = delegate_source.manager
+            # While a session is in force, only a change of what is behind ours changes the class.
+            if (
+                known is not None
+                and delegate_source.delegate is not None
+                and known[0] == (os.environ.get(INNER) or None)
+            ):
+                return known[1]
             return manager_class(delegate_source)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

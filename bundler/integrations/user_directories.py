@@ -124,19 +124,23 @@ class UserDirectories:
     Args:
         local: our own directory.
         tell: is told of each directory that cannot be written, with the one that takes its place.
+
+    Attributes:
+        writable_roots: directories that were asked for and can be written.
     """
 
     def __init__(self, local: LocalDirectory, tell: Callable[[str, str], None]) -> None:
         self._local, self._tell = local, tell
-        self._can_be_written: dict[str, bool] = {}
+        self.writable_roots: set[str] = set()
+        self._others: set[str] = set()
         self._told: set[tuple[str, str]] = set()
 
     def writable(self, root: str) -> str:
         """Return the directory to write to for `root`, which it is itself where that can be."""
-        fine = self._can_be_written.get(root)
-        if fine is None:
-            fine = self._can_be_written[root] = _can_write(os.path.abspath(root))
-        place = None if fine else self._local.kernels()
+        if root not in self.writable_roots and root not in self._others:
+            fine = _can_write(os.path.abspath(root))
+            (self.writable_roots if fine else self._others).add(root)
+        place = None if root in self.writable_roots else self._local.kernels()
         if place is None:
             # where that cannot be written, the error is the one that Triton gives without us
             return root

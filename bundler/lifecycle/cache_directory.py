@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CacheDirectory`: puts kernels into a Triton cache directory, each whole or not at all.
 
-`PlacementQueue` has the verified kernels of a restore on their way there, in batches: where the
-extension of `kernel_writer.py` was built, threads that need no interpreter write them while the
-caller verifies the next ones; elsewhere the caller writes each batch itself.
-
-`place_kernel` publishes one with it; a restore puts many into a `KernelBatch` each, by way of
-`PlacementQueue`.  `look` reads a kernel as Triton would, for `bundler.check`.
+`PlacementQueue` has the kernels of a restore on their way there, in batches, and counts what became
+of them: where the extension of `kernel_writer.py` was built, threads that need no interpreter write
+them while the caller reads the next ones; elsewhere the caller writes each batch itself.
+`place_kernel` puts one kernel there, and `look` reads one as Triton would, for `bundler.check`.
 
 ::
 
@@ -22,27 +20,38 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal
 
-from bundler.errors import BundlerError, DigestMismatch, FormatError
+from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
+from bundler.format.bundle import BlobSource, Keep
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
-from bundler.format.limits import DEFAULT_LIMITS
+from bundler.format.entries import Kernel
+from bundler.format.frames import processors
+from bundler.format.limits import DEFAULT_LIMITS, MIB
 from bundler.format.sentinel import json_text
+from bundler.lifecycle import kernel_writer
+from bundler.lifecycle.kernel_placement import (
+    Placement,
+    Trust,
+    localized,
+    planned,
+    read,
+    why_not_trusted,
+)
 from bundler.lifecycle.kernel_writer import (
     OCCUPIED,
     REFUSED,
     UNSURE,
     Finish,
     NewKernel,
-    ReadyKernel,
     Threads,
     begin_writing,
     make_directories,
-    new_kernel,
     remove_tree,
     write_file,
     write_kernels,
@@ -51,11 +60,6 @@ from bundler.package_loggers import logger
 
 if TYPE_CHECKING:
     from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
-from collections import deque
-
-from bundler.format.limits import MIB
-from bundler.lifecycle import kernel_writer
-from bundler.lifecycle.threaded_call import processors
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -100,50 +104,54 @@ class CacheDirectory:
         with contextlib.suppress(OSError):
             self._sweep()
 
-    def publish(self, kernel: ReadyKernel) -> Outcome:
-        """Put a kernel, of which each file was verified, in place."""
-        if self.has(kernel):
-            return "present"
-        batch = KernelBatch(self, [kernel])
-
-        def write() -> Outcome:
-            batch.begin(threads=0)
-            batch.finish()
-            ((_, outcome),) = batch.settled()
-            if isinstance(outcome, BundlerError):
-                raise outcome
-            return outcome
-
-        return cleaned_up(write, batch.clear)
-
     def listed(self, key: str) -> bool:
         """Tell whether something had the kernel's name when the directory was listed."""
         return key in self._present
 
-    def has(self, kernel: ReadyKernel) -> bool:
+    def has(self, kernel: Placement) -> bool:
         """Tell whether the kernel, of which each file was verified, was there when the directory
         was listed, and is.
         """
         return self.listed(kernel.key) and self._usable(kernel)
 
-    def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
-        """Return what has to be written for a kernel, under a name of its own."""
+    def temporary_name(self) -> str:
+        """Return the name of a temporary directory, another one each time."""
         # An f-string reads its format anew each time, which takes ten times as long.
         parts = (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))
-        temporary = "%s%d.%016x" % parts  # noqa: UP031
-        return new_kernel(kernel, temporary, self._json_prefix)
+        return "%s%d.%016x" % parts  # noqa: UP031
 
-    def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
-        """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of
-        each.
+    def new_kernels(self, kernels: Iterable[Placement]) -> tuple[NewKernel, ...]:
+        """Return what has to be written for kernels, each under a name of its own."""
+        return tuple([one.new_kernel(self.temporary_name(), self._json_prefix) for one in kernels])
+
+    def publish(self, kernel: Placement) -> Outcome:
+        """Put a kernel in place.
+
+        Raises:
+            DigestMismatch, FormatError: it is damaged, or Triton could not read it.
+            AccessDenied, StoreFull, NotFound: it cannot be written.
         """
-        return functools.partial(
-            self._finished, begin_writing(self.path, kernels, threads), kernels, threads
-        )
+        if self.listed(kernel.key):
+            kernel = kernel.verified()  # before its bytes are compared with those that are there
+            if self.has(kernel):
+                return "present"
+        new = self.new_kernels([kernel])
+        codes: list[int] | None = None
 
-    def _finished(
-        self, finish: Finish, kernels: tuple[NewKernel, ...], threads: Threads
+        def write() -> Outcome:
+            nonlocal codes
+            codes = self.written(new, begin_writing(self.path, new, 0), 0)
+            ((_, outcome),) = self.settled([kernel], new, codes)
+            if isinstance(outcome, BundlerError):
+                raise outcome
+            return outcome
+
+        return cleaned_up(write, lambda: self.clear(new, codes))
+
+    def written(
+        self, kernels: tuple[NewKernel, ...], finish: Finish, threads: Threads
     ) -> list[int]:
+        """Wait until kernels are written, and return what `write_kernels` says of each."""
         codes = finish()
         for _ in range(ATTEMPTS):
             if errno.ENOENT not in codes:
@@ -163,7 +171,54 @@ class CacheDirectory:
                 codes[number] = code
         return codes
 
-    def replace(self, temporary: str, kernel: ReadyKernel) -> Outcome:
+    def settled(
+        self, kernels: Sequence[Placement], new: tuple[NewKernel, ...], codes: list[int] | None
+    ) -> Iterator[tuple[Sequence[Placement], Outcome | BundlerError]]:
+        """Yield kernels that are in place now or were refused, and what became of them, then raise
+        what the first of the others met.
+
+        Nothing became of any of them when they were not written to the end, and there are no codes.
+        """
+        if codes is None:
+            return
+        if not any(codes):
+            yield kernels, "restored"
+            return
+        failure: BundlerError | OSError | None = None
+        failed = ""
+        for kernel, (temporary, *_), code in zip(kernels, new, codes, strict=True):
+            if code == errno.ECANCELED:
+                continue
+            try:
+                yield [kernel], self._outcome(kernel, temporary, code)
+            except (OSError, BundlerError) as error:
+                failure, failed = (failure or error), (failed or kernel.key)
+        if isinstance(failure, OSError):
+            raise typed(failure, self.place_of(failed), "write") from failure
+        if failure is not None:
+            raise failure
+
+    def _outcome(self, kernel: Placement, temporary: str, code: int) -> Outcome | BundlerError:
+        if code == 0:
+            return "restored"
+        if -code in OCCUPIED:
+            return self.replace(temporary, kernel.edited())
+        if code not in REFUSED:
+            raise OSError(abs(code), os.strerror(abs(code)))
+        # The writer refused it: we look for ourselves, and place it if only the writer could not
+        # tell.
+        try:
+            sound = kernel.verified()
+        except BundlerError as error:
+            return error
+        if code == UNSURE:
+            return self.publish(sound)
+        return DigestMismatch(
+            f"{kernel.key}: its bytes changed in memory while it was written; restore it again",
+            what=kernel.key,
+        )
+
+    def replace(self, temporary: str, kernel: Placement) -> Outcome:
         """Put a kernel that is in a temporary directory in the place where something else is,
         unless that is this kernel.
         """
@@ -178,6 +233,16 @@ class CacheDirectory:
             "stop it, or remove the directory",
             path=self.place_of(kernel.key),
         )
+
+    def clear(self, kernels: tuple[NewKernel, ...], codes: list[int] | None) -> None:
+        """Remove temporary directories that writing these kernels left; calling it twice is
+        fine.
+        """
+        if codes is not None and not any(codes):
+            return
+        for number, (temporary, *_) in enumerate(kernels):
+            if codes is None or codes[number] < 0:
+                remove_tree(self.place_of(temporary))
 
     def place_of(self, name: str) -> str:
         """Return the path of a kernel, or of a temporary directory."""
@@ -222,7 +287,7 @@ class CacheDirectory:
             raise
         return True
 
-    def _usable(self, kernel: ReadyKernel) -> bool:
+    def _usable(self, kernel: Placement) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another
         complete build.
         """
@@ -263,86 +328,75 @@ class CacheDirectory:
                     remove_leftover(path)
 
 
-class KernelBatch:
-    """Kernels that are written into one cache directory together.
+def place_kernel(
+    source: BlobSource,
+    kernel: Kernel,
+    directory: CacheDirectory,
+    *,
+    keep: Keep,
+    trust: Trust,
+    triton_dir: str | None,
+    checked: bool = False,
+) -> tuple[Outcome, Placement] | Rejected:
+    """Place one kernel where Triton asks for it at this moment.
 
-    `begin` returns while they are being written, and `finish` waits.  After it `settled` says what
-    became of the kernels, and in the end `clear` removes what is left, however they ended.
+    The caller knows that this machine can use the kernel: Triton computed its key here, and the key
+    covers target, Triton's build and ptxas.  So no fact of this machine is looked up, and none can
+    be out of date when the visible GPUs change.  All else is as for `bundler.restore`.
+
+    Args:
+        source: where the bytes of its bundle are.
+        kernel: which.
+        directory: the cache directory, whatever the layout that the kernel was recorded under.
+        keep, trust: as for `bundler.restore`.
+        triton_dir: where Triton is installed, None when it is not.
+        checked: whether these very bytes were found readable for Triton before; their digests
+            are compared all the same.
+
+    Returns:
+        `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs
+        more trust.
+
+    Raises:
+        AccessDenied, StoreFull, NotFound: the directory cannot be written.
+        StoreUnavailable: its bytes cannot be read now.
     """
+    # First, so that nothing is fetched for a kernel that is refused.
+    untrusted = why_not_trusted(kernel, keep, trust)
+    if untrusted is not None:
+        return _rejected(untrusted)
+    placement = planned(kernel, keep)
+    placement.checked = checked
+    # From a store all files come in one round trip, not in one each.
+    source.prefetch(placement.digests)
+    try:
+        read(source, [placement])
+        placement = localized(placement, directory.path, triton_dir)
+    except (DigestMismatch, FormatError, NotFound) as error:
+        # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and
+        # goes to the caller.
+        return _rejected(error.message)
+    try:
+        return directory.publish(placement), placement
+    except (DigestMismatch, FormatError) as error:
+        if isinstance(error, DigestMismatch):
+            _show_source(source, placement)
+        return _rejected(error.message)
 
-    def __init__(self, directory: CacheDirectory, kernels: Sequence[ReadyKernel]) -> None:
-        self._directory, self._kernels = directory, kernels
-        self._new = tuple(map(directory.new_kernel, kernels))
-        self._finish: Finish | None = None
-        self._codes: list[int] | None = None
 
-    def begin(self, threads: Threads) -> None:
-        """Begin to write them; errors of the file system show when they are settled."""
-        self._finish = self._directory.begin(self._new, threads)
+def _show_source(source: BlobSource, damaged: Placement) -> None:
+    """Let the source, which left the digests to us, compare them too: a store removes what it finds
+    damaged.
+    """
+    with contextlib.suppress(BundlerError):
+        source.view_blobs(damaged.digests)
 
-    def finish(self) -> None:
-        """Wait until they are written, if that was begun; calling it again is fine."""
-        if self._codes is None and self._finish is not None:
-            self._codes = self._finish()
 
-    def settled(self) -> Iterator[tuple[Sequence[ReadyKernel], Outcome | BundlerError]]:
-        """Yield kernels that are in place now or were refused, and what became of them, then raise
-        what the first of the others met.
+def _rejected(reason: str) -> Rejected:
+    # A kernel that is placed needs nothing of it.
+    from bundler.lifecycle.kernel_directory import Rejected
 
-        Nothing became of any of them when they were not written to the end.
-        """
-        if self._codes is None:
-            return
-        if not any(self._codes):
-            yield self._kernels, "restored"
-            return
-        failure: BundlerError | OSError | None = None
-        failed = ""
-        for kernel, (temporary, *_), code in zip(
-            self._kernels, self._new, self._codes, strict=True
-        ):
-            if code == errno.ECANCELED:
-                continue
-            try:
-                yield [kernel], self._outcome(kernel, temporary, code)
-            except (OSError, BundlerError) as error:
-                failure, failed = (failure or error), (failed or kernel.key)
-        if isinstance(failure, OSError):
-            raise typed(failure, self._directory.place_of(failed), "write") from failure
-        if failure is not None:
-            raise failure
-
-    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome | BundlerError:
-        if code == 0:
-            return "restored"
-        if code in REFUSED:
-            return self._refused(kernel, code)
-        if -code in OCCUPIED:
-            return self._directory.replace(temporary, kernel.edited())
-        raise OSError(abs(code), os.strerror(abs(code)))
-
-    def _refused(self, kernel: ReadyKernel, code: int) -> Outcome | BundlerError:
-        """Look for ourselves at a kernel that the writer refused, and place it if only the writer
-        could not tell.
-        """
-        try:
-            sound = kernel.verified()
-        except BundlerError as error:
-            return error
-        if code == UNSURE:
-            return self._directory.publish(sound)
-        return DigestMismatch(
-            f"{kernel.key}: its bytes changed in memory while it was written; restore it again",
-            what=kernel.key,
-        )
-
-    def clear(self) -> None:
-        """Remove temporary directories that are still there; calling it twice is fine."""
-        if self._codes is not None and not any(self._codes):
-            return
-        for number, (temporary, *_) in enumerate(self._new):
-            if self._codes is None or self._codes[number] < 0:
-                remove_tree(self._directory.place_of(temporary))
+    return Rejected(reason)
 
 
 def look(directory: str, key: str) -> KernelFiles | Rejected:
@@ -458,32 +512,61 @@ MOST_UNDER_WAY = 3
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
-# What became of kernels; one that is damaged is not placed, and the error says why.
-Placed = Callable[[Sequence[ReadyKernel], Outcome | BundlerError], None]
+
+# Kernels that are being written into a directory, and what waits for them; None before they are
+# begun.
+_Batch = tuple[CacheDirectory, list[Placement], tuple[NewKernel, ...], Finish | None]
 
 
 class PlacementQueue:
-    """Kernels that wait to be written, and those that are being written.
+    """Kernels that wait to be written, those that are being written, and what became of the others.
 
     Not for several threads at once.  Call `finish` when the last kernel was added, and `close` in
-    any case.
+    any case.  Of a hundred thousand kernels the keys are named here, which are those of the bundle,
+    and hardly anything else: eight bytes for each.
 
     Args:
-        placed: is told what became of the kernels, in the thread that fills the queue.
+        source: where the bytes of the kernels came from, to be told of those that are damaged.
+
+    Attributes:
+        written: keys of kernels that were written, one for each directory, by the names of the
+            files that hold a path of this machine.
+        present, repaired: keys of those that were there, and of those that replaced something.
+        skipped: (name, reason) of what is damaged; `damaged` has the names alone.
+        files, bytes: how much was written.
+        companions: names of other files that are in place.
+        rewritten: those of them that hold a path of this machine.
+        directories: where kernels and files went, by path.
     """
 
-    def __init__(self, placed: Placed) -> None:
-        self._placed = placed
-        self._waiting: dict[str, tuple[CacheDirectory, list[ReadyKernel]]] = {}
-        self._count = self._bytes = 0
+    def __init__(self, source: BlobSource) -> None:
+        self._source = source
+        self.directories: dict[str, CacheDirectory] = {}
+        self.companions: list[str] = []
+        self.rewritten: set[str] = set()
+        self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        self.present: list[str] = []
+        self.repaired: set[str] = set()
+        self.skipped: list[tuple[str, str]] = []
+        # Also by itself: most of what a report calls skipped is whole, and of no use on this
+        # machine.
+        self.damaged: list[str] = []
+        self.files = self.bytes = 0
+        self._waiting: dict[str, tuple[CacheDirectory, list[Placement]]] = {}
+        self._waiting_count = self._waiting_bytes = 0
         self._most = KERNELS_AT_FIRST
-        self._writing: deque[_BatchesUnderWay] = deque()
-        # Without the extension a batch is written when it is begun, and nothing is gained by
-        # waiting.
-        self._most_under_way = MOST_UNDER_WAY if kernel_writer.compiled_writer() is not None else 1
-        self._threads: kernel_writer.Threads | None = None
+        self._writing: deque[_Batch] = deque()
+        self._threads: Threads | None = None
 
-    def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
+    def directory(self, root: str) -> CacheDirectory:
+        """Return a cache directory, which is listed when it is first asked for; raises as
+        `CacheDirectory`.
+        """
+        if root not in self.directories:
+            self.directories[root] = CacheDirectory(root)
+        return self.directories[root]
+
+    def add(self, directory: CacheDirectory, kernel: Placement) -> None:
         """Add a kernel.
 
         Raises:
@@ -496,18 +579,18 @@ class PlacementQueue:
                 # Before its bytes are compared with those that are there.
                 kernel = kernel.verified()
             except (DigestMismatch, FormatError) as error:
-                self._placed([kernel], error)
+                self.refused(kernel, error)
                 return
             if directory.has(kernel):
-                self._placed([kernel], "present")
+                self.placed([kernel], "present")
                 return
         waiting = self._waiting.get(directory.path)
         if waiting is None:
             waiting = self._waiting[directory.path] = (directory, [])
         waiting[1].append(kernel)
-        self._count += 1
-        self._bytes += kernel.size_bytes
-        if self._count >= self._most or self._bytes >= BYTES_PER_BATCH:
+        self._waiting_count += 1
+        self._waiting_bytes += kernel.size_bytes
+        if self._waiting_count >= self._most or self._waiting_bytes >= BYTES_PER_BATCH:
             self._hand_over()
 
     def finish(self) -> None:
@@ -520,64 +603,98 @@ class PlacementQueue:
         """After an error, wait for what is being written, and leave nothing half-written; calling
         it twice is fine.
         """
-        for under_way in self._writing:
-            under_way.abandon(self._placed)
+        while self._writing:
+            with contextlib.suppress(BundlerError):
+                self._settle_oldest()
+
+    def placed(self, kernels: Sequence[Placement], outcome: Outcome) -> None:
+        """Count kernels by what became of them in one directory."""
+        for kernel in kernels:
+            if outcome == "present":
+                self.present.append(kernel.key)
+                continue
+            if outcome == "repaired":
+                self.repaired.add(kernel.key)
+            self.written[kernel.rewritten].append(kernel.key)
+            # One file more than the bundle has: Triton's group file.
+            self.wrote(len(kernel.names) + 1, kernel.size_bytes)
+
+    def wrote(self, files: int, size: int) -> None:
+        """Count files that were written."""
+        self.files += files
+        self.bytes += size
+
+    def refused(self, kernel: Placement, error: BundlerError) -> None:
+        """Count a kernel that is damaged."""
+        if isinstance(error, DigestMismatch):
+            _show_source(self._source, kernel)
+        self.spoiled(kernel.key, error)
+
+    def spoiled(self, name: str, error: BundlerError) -> None:
+        """Count a kernel, or another file, that is damaged."""
+        self.skipped.append((name, error.message))
+        self.damaged.append(name)
+
+    def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
+        """Return the keys of kernels by what became of them: by the most that was done for one that
+        goes to several directories.
+        """
+        written = chain.from_iterable(self.written.values())
+        return {
+            "restored": _once(written, self.repaired),
+            "repaired": _once(self.repaired),
+            "present": _once(
+                self.present,
+                set(chain.from_iterable(self.written.values())) if self.present else (),
+            ),
+        }
 
     def _hand_over(self, *, last: bool = False) -> None:
-        alone = last and self._count == 1  # nothing is written meanwhile, so threads gain nothing
-        batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
-        self._waiting, self._count, self._bytes = {}, 0, 0
+        alone = last and self._waiting_count == 1  # nothing is written meanwhile: no use of threads
+        batches = [*self._waiting.values()]
+        self._waiting, self._waiting_count, self._waiting_bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
         # A few at a time: that bounds the memory, and an error shows before more is written.
-        self._settle(self._most_under_way - 1)
-        if batches:
-            self._writing.append(_BatchesUnderWay(batches))
-            if self._threads is None:
-                available = 1 if alone else processors(MOST_WRITERS)
-                # One of them stays idle until somebody waits.  With one processor a thread would
-                # cost more than it saves.
-                self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
-            self._writing[-1].start(self._threads)
+        # Without the extension a batch is written when it is begun, and nothing is gained by
+        # waiting.
+        compiled = kernel_writer.compiled_writer() is not None
+        self._settle(len(batches) * (MOST_UNDER_WAY - 1) if compiled else 0)
+        if batches and self._threads is None:
+            available = 1 if alone else processors(MOST_WRITERS)
+            # One of them stays idle until somebody waits.  With one processor a thread would
+            # cost more than it saves.
+            self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
+        for directory, kernels in batches:
+            new = directory.new_kernels(kernels)
+            self._writing.append((directory, kernels, new, None))
+            finish = begin_writing(directory.path, new, self._threads)
+            self._writing[-1] = (directory, kernels, new, finish)
 
     def _settle(self, left: int) -> None:
         """Wait for the oldest batches, until so many are left."""
         while len(self._writing) > left:
-            self._writing[0].settle(self._placed)
-            self._writing.popleft()
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        """Wait for the oldest batch, and count its kernels; raises what the first that could not be
+        written met.
+        """
+        directory, kernels, new, finish = self._writing[0]
+        codes = None if finish is None else directory.written(new, finish, self._threads)
+        self._writing.popleft()
+
+        def tell() -> None:
+            for some, outcome in directory.settled(kernels, new, codes):
+                if isinstance(outcome, BundlerError):
+                    self.refused(some[0], outcome)
+                else:
+                    self.placed(some, outcome)
+
+        cleaned_up(tell, lambda: directory.clear(new, codes))
 
 
-class _BatchesUnderWay:
-    """Batches that are being written, one for each cache directory."""
-
-    def __init__(self, batches: Iterable[KernelBatch]) -> None:
-        self._batches = deque(batches)
-
-    def start(self, threads: kernel_writer.Threads) -> None:
-        for batch in self._batches:
-            batch.begin(threads)
-
-    def settle(self, placed: Placed) -> None:
-        """Wait, tell what became of the kernels, and raise what went wrong."""
-        self._wait()
-        while self._batches:
-            _tell(self._batches.popleft(), placed)
-
-    def abandon(self, placed: Placed) -> None:
-        """Wait, tell what became of the kernels, and leave out what went wrong."""
-        self._wait()
-        while self._batches:
-            batch = self._batches.popleft()
-            with contextlib.suppress(BundlerError):
-                _tell(batch, placed)
-
-    def _wait(self) -> None:
-        for batch in self._batches:
-            batch.finish()
-
-
-def _tell(batch: KernelBatch, placed: Placed) -> None:
-    def tell() -> None:
-        for kernels, outcome in batch.settled():
-            placed(kernels, outcome)
-
-    cleaned_up(tell, batch.clear)
+def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
+    """Return keys in order, each once; a set of a hundred thousand would take more memory than
+    their kernels.
+    """
+    return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)

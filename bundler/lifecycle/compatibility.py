@@ -8,23 +8,88 @@ manifest.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
-from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import identity, targets
 
 if TYPE_CHECKING:
     from bundler.toolchain.ptxas import ProgramVersion
 
+# Threads that one restore uses for calls that leave the interpreter to others.
+MOST_THREADS = 4
+T = TypeVar("T")
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LEFT_TO_WHO_ASKS_S = 0.00005
 _LEFT_AT_THE_START_S = 0.003
 _LOCATION = identity.LOCATION_PART.encode()
+
+
+class ThreadedCall(Generic[T]):
+    """A call whose result is waited for later, or not at all."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._result: T | None = None
+        self._problem: BaseException | None = None
+        # An interrupt may arrive while the thread is being started: whether it runs is decided
+        # under this lock.
+        self._gate = threading.Lock()
+        self._begun = self._abandoned = False
+        self._ended = threading.Event()
+
+    def start(self, *, apart: bool) -> None:
+        """Begin; in this thread unless `apart`, or where no other can be had, and then it raises
+        what the call raises.
+        """
+        if apart:
+            with contextlib.suppress(RuntimeError):
+                # `threading.Thread` would wait until the new one runs, which takes milliseconds on
+                # a busy machine.
+                _thread.start_new_thread(self._run, ())
+                return
+        self._run()
+        if self._problem is not None:
+            raise self._problem
+
+    def result(self) -> T:
+        """Wait for the result; raises what the call raised."""
+        self._ended.wait()
+        if self._problem is not None:
+            raise self._problem
+        return cast(T, self._result)
+
+    def ended(self, within_s: float) -> bool:
+        """Wait for so long at most, and leave the interpreter to the call meanwhile; returns
+        whether it has ended.
+        """
+        return self._ended.wait(within_s)
+
+    def abandon(self) -> None:
+        """Return when the call has ended, or will never begin; calling it twice is fine."""
+        with self._gate:
+            self._abandoned = True
+        if self._begun:
+            self._ended.wait()
+
+    def _run(self) -> None:
+        with self._gate:
+            if self._abandoned or self._begun:
+                return
+            self._begun = True
+        try:
+            self._result = self._call()
+        except BaseException as problem:  # noqa: BLE001  # raised again in the thread that waits
+            self._problem = problem
+        finally:
+            self._ended.set()
 
 
 class Questions:
@@ -181,13 +246,6 @@ class Machine:
 
         return why_not
 
-    def why_not_helper(self, helper: HelperLibrary) -> str | None:
-        """Return why a shared library cannot be loaded here."""
-        suffix, machine = identity.extension_suffix(), identity.machine()
-        if not helper.path.endswith(suffix) or helper.machine != machine:
-            return f"built for another Python or platform; this one loads *{suffix} on {machine}"
-        return None
-
     def other_build(self, kernel: Kernel) -> bool:
         """Whether the kernel was compiled by this Triton's release, but for another Python, or
         installed elsewhere.
@@ -256,6 +314,14 @@ class Machine:
         elif ours != theirs.ptxas:
             return f"assembled by ptxas {theirs.ptxas}; this machine has {ours}"
         return None
+
+
+def why_not_helper(helper: HelperLibrary) -> str | None:
+    """Return why a shared library cannot be loaded here."""
+    suffix, machine = identity.extension_suffix(), identity.machine()
+    if not helper.path.endswith(suffix) or helper.machine != machine:
+        return f"built for another Python or platform; this one loads *{suffix} on {machine}"
+    return None
 
 
 def _ptxas_version(arch: int) -> str | None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compile_once` and `Turns`: of many processes that need a kernel at once, one compiles it and the
+"""`compile_once` and `CompileLeases`: of many processes that need a kernel at once, one compiles it and the
 others use its build.
 
 A lease says whose turn it is.  Where a lease is lost or runs out, two processes may compile; a
 kernel that fails to come is compiled by whoever waited for it.  Users call `compile_once`; a
-session asks `Turns` for each miss (`bundler/integrations/kernel_lookup.py`).
+session asks `CompileLeases` for each miss (`bundler/integrations/kernel_lookup.py`).
 
 ::
 
@@ -29,8 +29,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from bundler import observers
 from bundler.backends.port import Lease
@@ -47,7 +46,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.manifest import Content, Observed
 from bundler.format.summary import Summarized, count
 from bundler.lifecycle.machine_store import Store
-from bundler.store.kernel_records import KernelRecords, ToldFailure
+from bundler.store.kernel_records import KernelRecords, LookUp, ToldFailure
 
 # While we run the compiler the lease is renewed three times before it ends: a dead holder is missed
 # after this time.
@@ -123,22 +122,20 @@ def compile_once(
         raise ConfigError(
             f"lease_s={lease_s!r}, wait_s={wait_s!r}: expected seconds, the first more than 0"
         )
-    return Turns(store.kernel_records()).run(key, compile_kernel, lease_s=lease_s, wait_s=wait_s)
+    return CompileLeases(store.kernel_records()).run(
+        key, compile_kernel, lease_s=lease_s, wait_s=wait_s
+    )
 
 
-@dataclass(frozen=True)
-class AlreadyThere:
-    """The kernel is there; `waited_s` seconds were spent on waiting for it, `code` as of
-    `LookUp`.
-    """
+class AlreadyThere(NamedTuple):
+    """The kernel is there; `waited_s` seconds were spent on waiting for it."""
 
-    bundle: Bundle
+    there: LookUp
     waited_s: float
-    code: frozenset[str] = frozenset()
 
 
-class Turn:
-    """It is ours to compile a kernel now: with the lease, or, where that could not be had, without.
+class CompileLease:
+    """The right to compile a kernel now: with the lease, or, where that could not be had, without.
 
     A context manager: the block's end gives the lease back.
 
@@ -204,12 +201,7 @@ class Turn:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _renew(self, lease: Lease, lease_s: float) -> None:
@@ -221,7 +213,7 @@ class Turn:
                     return
 
 
-class Turns:
+class CompileLeases:
     """Decides who compiles; the compile is somebody else's, ours to call (`run`) or not (`begin`).
 
     Stateless but for what was warned of; threads, processes and forks as the store.
@@ -244,9 +236,8 @@ class Turns:
         """Return a kernel or compile it; see `compile_once`."""
         turn = self._turn(key, lambda _recorded_s: (lease_s, wait_s), hears=True)
         if isinstance(turn, AlreadyThere):
-            return CompiledOnce(
-                turn.bundle, "waited" if turn.waited_s else "found", turn.waited_s, published=True
-            )
+            how: How = "waited" if turn.waited_s else "found"
+            return CompiledOnce(turn.there.bundle, how, turn.waited_s, published=True)
         with turn:
             turn.keep_renewing(lease_s)
             try:
@@ -262,7 +253,7 @@ class Turns:
         key: str,
         expected_s: float | None = None,
         instead: Callable[[], T | None] | None = None,
-    ) -> AlreadyThere | Turn | T:
+    ) -> AlreadyThere | CompileLease | T:
         """Return a kernel, or the turn to compile it, where the compiler is called by somebody who
         does not tell us how it ends.
 
@@ -297,25 +288,25 @@ class Turns:
         *,
         hears: bool,
         instead: Callable[[], T | None] | None = None,
-    ) -> AlreadyThere | Turn | T:
+    ) -> AlreadyThere | CompileLease | T:
         started = time.monotonic()
         try:
             found = self._records.look_up([key])
-            if found.bundle.kernels:
-                return AlreadyThere(found.bundle, 0.0, found.code)
+            if not found.missing:
+                return AlreadyThere(found, 0.0)
             other = instead() if instead is not None else None
             if other is not None:
                 return other
             if not self._records.readable:  # nobody waits for what would not be used
-                return Turn(self._records, key, None, 0.0)
+                return CompileLease(self._records, key, None, 0.0)
             lease_s, wait_s = times(found.seconds.get(key))
-            return _Queue(self._records, key, lease_s, hears=hears).stand(wait_s)
+            return _LeaseWait(self._records, key, lease_s, hears=hears).take(wait_s)
         except (StoreUnavailable, StoreFull, AccessDenied) as error:
             self._records.report_failure(error)
-            return Turn(self._records, key, None, time.monotonic() - started)
+            return CompileLease(self._records, key, None, time.monotonic() - started)
 
 
-class _Queue:
+class _LeaseWait:
     """One wait for one kernel."""
 
     def __init__(self, records: KernelRecords, key: str, lease_s: float, *, hears: bool) -> None:
@@ -323,7 +314,7 @@ class _Queue:
         self._started, self._waited = time.monotonic(), False
         self._known: ToldFailure | None = None
 
-    def stand(self, wait_s: float) -> AlreadyThere | Turn:
+    def take(self, wait_s: float) -> AlreadyThere | CompileLease:
         pause_s = _PAUSE_S
         while (lease := self._records.lease(self._key, self._lease_s)) is None:
             if not self._waited:
@@ -332,14 +323,14 @@ class _Queue:
             self._waited = True
             left_s = wait_s - self._seconds
             if left_s <= 0:
-                return Turn(self._records, self._key, None, self._seconds)
+                return CompileLease(self._records, self._key, None, self._seconds)
             # With jitter, or all who wait would ask in the same moment, again and again.
             time.sleep(min(left_s, random.uniform(pause_s / 2, pause_s)))  # noqa: S311  # no secret
             pause_s = min(pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
             hit = self._look()
             if hit is not None:
                 return hit
-        turn = Turn(self._records, self._key, lease, self._seconds)
+        turn = CompileLease(self._records, self._key, lease, self._seconds)
         try:
             # It may have been published, or have failed, since we looked.
             hit = self._look()
@@ -358,8 +349,7 @@ class _Queue:
 
     def _look(self) -> AlreadyThere | None:
         found = self._records.look_up([self._key])
-        there = bool(found.bundle.kernels)
-        return AlreadyThere(found.bundle, self._seconds, found.code) if there else None
+        return None if found.missing else AlreadyThere(found, self._seconds)
 
     def _hear(self) -> None:
         """Raise what came of the compile that we waited for, if it failed; an older failure may

@@ -1,35 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings one kernel from a bundle into cache directories: reads it, verifies it, fills in this
-machine's paths, publishes it.
+"""`Placement`: one kernel on its way from a bundle into a cache directory.
 
-`StoredKernel` holds the verified bytes of a kernel; a restore makes many.  `place_kernel` does
-everything for one kernel, for Triton's cache manager (`bundler/integrations/lookup_engine.py`),
-which waits for the answer.
+::
+
+    planned        which files, by their digests
+    read           their bytes, as the bundle stores them: paths are placeholders
+    localized      what is changed in them below one cache directory of this machine
+    CacheDirectory writes it, verified, and says what became of it (`cache_directory.py`)
+
+A restore sends many placements that way, a kernel that Triton asks for is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from bundler.errors import DigestMismatch, FormatError, NotFound
+from bundler.errors import FormatError
 from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
-from bundler.format.entries import Kernel, StoredFiles, file_layout
+from bundler.format.entries import Kernel, file_layout
 from bundler.format.lazy_kernel import spans_by_position
-from bundler.format.metadata import METADATA_BYTES, check_metadata_size
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
-from bundler.lifecycle.kernel_writer import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
-from bundler.lifecycle.restore_options import Trust
+from bundler.format.limits import METADATA_BYTES, check_metadata_size
+from bundler.format.sentinel import check_edits, edited
+from bundler.lifecycle.kernel_writer import (
+    ALREADY_CHECKED,
+    Buffer,
+    FileEdits,
+    NewKernel,
+    group_file,
+)
 
-if TYPE_CHECKING:
-    from bundler.lifecycle.kernel_directory import Rejected
-
+Trust = Literal["kernels", "code", "signed"]
 # Metadata of kernels of one name have their paths at the same few places.
 _CHANGES_REMEMBERED = 1024
 NEEDS_TRUST = (
@@ -37,155 +45,168 @@ NEEDS_TRUST = (
 )
 
 
-class WantedKernel(Struct, frozen=True, gc=False):
-    """What is read of a kernel; the digests can be fetched beforehand.
+class Placement(Struct, gc=False):
+    """A kernel on its way into a cache directory; `planned`, `read` and `localized` fill it in.
 
     Attributes:
-        kernel: which.
-        files: those that are wanted.
+        key: its kernel key, the name of the directory.
+        names: of every file but the group file, in Triton's order.
+        digests: the raw digest of each.
+        size_bytes: bytes of all files as stored, and once it is localized as they are written.
+        spans: path placeholders, four numbers each: the position of the file, then offset, place
+            and style.
+        binary, metadata: positions of device binary and metadata.
+        contents: the bytes of each file.
+        stored_metadata: the metadata with its placeholders, to recognise another build by.
+        compared: whether these were compared with their digests; else who writes them does.
+        checked: whether Triton can read binary and metadata; else who writes them looks.
+        edits: what is changed in files when they are written, in the order of their positions.
+        rewritten: names of the files that hold a path of this machine.
     """
 
-    kernel: Kernel
-    files: StoredFiles
-
-    @classmethod
-    def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
-        """Return what `keep` asks for."""
-        return cls(kernel, kernel.stored_files(keep))
+    key: str
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    size_bytes: int
+    spans: tuple[int, ...] = ()
+    binary: int = ALREADY_CHECKED
+    metadata: int = ALREADY_CHECKED
+    contents: tuple[Buffer, ...] = ()
+    stored_metadata: Buffer = b""
+    compared: bool = False
+    checked: bool = False
+    edits: tuple[FileEdits, ...] = ()
+    rewritten: tuple[str, ...] = ()
 
     @property
-    def digests(self) -> tuple[bytes, ...]:
-        """The raw digest of each file."""
-        return self.files.digests
+    def files(self) -> Iterator[tuple[str, Buffer]]:
+        """Name and bytes of every file but the group file."""
+        return zip(self.names, self.contents, strict=True)
 
-
-class StoredKernel:
-    """A kernel with its bytes, as the bundle stores them: paths are sentinels.
-
-    Attributes:
-        wanted: which, and its files.
-        contents: the bytes of each file, in Triton's order.
-    """
-
-    # A restore makes one of these for each kernel of a bundle.
-    __slots__ = ("_checked", "_digests", "contents", "wanted")
-
-    def __init__(
-        self,
-        wanted: WantedKernel,
-        contents: Sequence[Buffer],
-        *,
-        verified: bool,
-        checked: bool = False,
-    ) -> None:
-        self.wanted, self.contents, self._checked = wanted, tuple(contents), checked
-        self._digests: tuple[bytes, ...] = () if verified else wanted.files.digests
-
-    @classmethod
-    def read(
-        cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False
-    ) -> StoredKernel:
-        """Read and verify a kernel's files.
+    def new_kernel(self, temporary: str, directory: str) -> NewKernel:
+        """Return what a writer takes.
 
         Args:
-            source: where the bytes of its bundle are.
-            wanted: what to read.
-            checked: whether these very bytes were found readable for Triton before; their digests
-                are compared all the same.
-
-        Raises:
-            DigestMismatch, FormatError, NotFound: they are damaged, or not there.
+            temporary: the name of its temporary directory.
+            directory: the path of the cache directory with a slash behind it, as it stands in JSON.
         """
-        contents = source.view_blobs(wanted.files.digests)
-        # Some sources, a bundle file for one, compare the digests while they read; nothing is
-        # hashed twice.
-        if not source.verified:
-            for name, digest, data in zip(
-                wanted.files.names, wanted.files.digests, contents, strict=True
-            ):
-                check_digest(data, digest, name)
-        return cls(wanted, contents, verified=True, checked=checked)
-
-    @classmethod
-    def read_unverified(
-        cls, source: BlobSource, wanted: Sequence[WantedKernel]
-    ) -> list[StoredKernel]:
-        """Read the files of kernels; who writes them verifies them, and looks whether Triton can
-        read them.
-
-        Raises:
-            DigestMismatch, FormatError, NotFound: those of one are damaged, or not there.
-        """
-        # Files and stores leave the comparing to who writes; nothing is hashed twice.
-        verified = source.verified and source.verifies_stored
-        contents = iter(
-            source.stored_blobs([digest for one in wanted for digest in one.files.digests])
-        )
-        return [
-            cls(one, [*islice(contents, len(one.files.digests))], verified=verified)
-            for one in wanted
-        ]
-
-    def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
-        """Return what is written below a cache directory.
-
-        Args:
-            directory: the cache directory.
-            triton_dir: where Triton is installed, None when it is not.
-
-        Raises:
-            FormatError: Triton could not read it there.
-            DigestMismatch: it is damaged.
-        """
-        files = self.wanted.files
-        layout, metadata = files.layout, self.contents[files.layout.metadata]
-        changes = (
-            _changes(files.names, files.spans, directory, triton_dir)
-            if files.spans
-            else _NO_CHANGES
-        )
-        # With other paths it has another size.
-        if changes.metadata_growth + len(metadata) > METADATA_BYTES:
-            check_metadata_size(
-                changes.metadata_growth + len(metadata), files.names[layout.metadata]
-            )
-        places = (
-            (ALREADY_CHECKED, ALREADY_CHECKED)
-            if self._checked
-            else (layout.binary, layout.metadata)
-        )
-        ready = ReadyKernel(
-            self.wanted.kernel.key,
-            files.names,
+        group, text = group_file(self.names, directory)
+        return (
+            temporary,
+            self.key,
+            self.names,
             self.contents,
-            metadata,
-            files.size_bytes + changes.growth,
-            self._digests,
-            changes.edits,
-            *places,
-            changes.rewritten,
+            () if self.compared else self.digests,
+            self.edits,
+            ALREADY_CHECKED if self.checked else self.binary,
+            ALREADY_CHECKED if self.checked else self.metadata,
+            group,
+            text,
         )
-        if self._digests:
-            return ready
-        # Who writes it need not look again; nor is it looked at for each directory: paths decide
-        # nothing that is checked.
-        ready = ready.verified()
-        self._checked = True
-        return ready
+
+    def verified(self) -> Placement:
+        """Return the same with nothing left to verify, and its files as they are written; raises
+        `DigestMismatch` or `FormatError`.
+        """
+        if not self.compared:
+            for name, data, digest in zip(self.names, self.contents, self.digests, strict=True):
+                check_digest(data, digest, name)
+        if not self.checked:
+            # Writers in C look themselves, and a restore into an empty directory does not need it.
+            from bundler.lifecycle.kernel_directory import why_unreadable
+
+            (binary, metadata) = (
+                (self.names[place], bytes(self.contents[place]))
+                for place in (self.binary, self.metadata)
+            )
+            reason = why_unreadable(self.key, binary, metadata)
+            if reason is not None:
+                raise FormatError(reason, key=self.key)
+        for position, edits in self.edits:
+            check_edits(self.contents[position], edits)
+        return replace(self.edited(), compared=True, checked=True)
+
+    def edited(self) -> Placement:
+        """Return the same with its files as they are written."""
+        changed = [*self.contents]
+        for position, edits in self.edits:
+            changed[position] = edited(changed[position], edits)
+        return replace(self, contents=tuple(changed), edits=())
 
 
-class _Changes(Struct, frozen=True):
-    """What is changed in the files of a kernel, and how many bytes all of them and the metadata
-    have more then.
+def planned(kernel: Kernel, keep: Keep) -> Placement:
+    """Return the placement of a kernel, of whose files those are wanted that `keep` says."""
+    files = kernel.stored_files(keep)
+    layout = files.layout
+    return Placement(
+        kernel.key,
+        files.names,
+        files.digests,
+        files.size_bytes,
+        files.spans,
+        layout.binary,
+        layout.metadata,
+    )
+
+
+def read(source: BlobSource, placements: Sequence[Placement]) -> None:
+    """Read the files of kernels; who writes them verifies them, and looks whether Triton can read
+    them.
+
+    Raises:
+        DigestMismatch, FormatError, NotFound: those of one are damaged, or not there.
     """
+    # Files and stores leave the comparing to who writes; nothing is hashed twice.
+    compared = source.verified and source.verifies_stored
+    contents = iter(source.stored_blobs([digest for one in placements for digest in one.digests]))
+    for one in placements:
+        one.contents, one.compared = (*islice(contents, len(one.digests)),), compared
+        one.stored_metadata = one.contents[one.metadata]
 
-    edits: tuple[FileEdits, ...]
-    growth: int
-    metadata_growth: int
-    rewritten: tuple[str, ...]
+
+def localized(placement: Placement, directory: str, triton_dir: str | None) -> Placement:
+    """Return what is written of a kernel, which was read, below a cache directory.
+
+    Args:
+        placement: the kernel.
+        directory: the cache directory.
+        triton_dir: where Triton is installed, None when it is not.
+
+    Raises:
+        FormatError: Triton could not read it there.
+    """
+    names, position = placement.names, placement.metadata
+    edits, growth, metadata_growth, rewritten = (
+        _changes(names, placement.spans, directory, triton_dir)
+        if placement.spans
+        else ((), 0, 0, ())
+    )
+    # With other paths it has another size.
+    metadata_bytes = metadata_growth + len(placement.contents[position])
+    if metadata_bytes > METADATA_BYTES:
+        check_metadata_size(metadata_bytes, names[position])
+    return Placement(
+        placement.key,
+        names,
+        placement.digests,
+        placement.size_bytes + growth,
+        placement.spans,
+        placement.binary,
+        position,
+        placement.contents,
+        placement.stored_metadata,
+        placement.compared,
+        placement.checked,
+        edits,
+        rewritten,
+    )
 
 
-_NO_CHANGES = _Changes((), 0, 0, ())
+def localize(
+    spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None
+) -> bytes:
+    """Put paths of this machine in place of a file's placeholders."""
+    return sentinel.from_sentinels(data, spans, _paths(directory, triton_dir)) if spans else data
 
 
 def places_no_code(keep: Keep, trust: Trust) -> bool:
@@ -197,16 +218,7 @@ def places_no_code(keep: Keep, trust: Trust) -> bool:
 
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     """Return why a kernel needs more trust than it is given, None when it does not."""
-    if places_no_code(keep, trust):
-        return None
-    return NEEDS_TRUST if kernel.layout.has_library else None
-
-
-def localize(
-    spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None
-) -> bytes:
-    """Put paths of this machine in place of a file's sentinels."""
-    return sentinel.from_sentinels(data, spans, _paths(directory, triton_dir)) if spans else data
+    return NEEDS_TRUST if not places_no_code(keep, trust) and kernel.layout.has_library else None
 
 
 def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
@@ -218,99 +230,14 @@ def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
 
 @lru_cache(_CHANGES_REMEMBERED)
 def _changes(
-    filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None
-) -> _Changes:
-    """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for
-    spans of no file.
+    names: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None
+) -> tuple[tuple[FileEdits, ...], int, int, tuple[str, ...]]:
+    """Return what is changed where path placeholders are, how many bytes all files and the metadata
+    have more then, and the names of the files; raises `FormatError` for spans of no file.
     """
     paths = _paths(directory, triton_dir)
-    edits = tuple(
-        (position, sentinel.edits_of(some, paths))
-        for position, some in spans_by_position(spans).items()
-    )
-    growth = {
-        position: sum(len(new) - len(old) for _, old, new in some) for position, some in edits
-    }
-    metadata = file_layout(filenames).metadata
-    rewritten = tuple(filenames[position] for position, _ in edits)
-    return _Changes(edits, sum(growth.values()), growth.get(metadata, 0), rewritten)
-
-
-class Placed(Struct, frozen=True):
-    """A kernel that is in place.
-
-    Attributes:
-        outcome: how it came there.
-        size_bytes: what was written.
-        files: the paths of its files by name, which Triton is told; None where the directory may
-            hold another build of it.
-    """
-
-    outcome: Outcome
-    size_bytes: int
-    files: Mapping[str, str] | None
-
-
-def place_kernel(
-    source: BlobSource,
-    kernel: Kernel,
-    directory: CacheDirectory,
-    *,
-    keep: Keep,
-    trust: Trust,
-    triton_dir: str | None,
-    checked: bool = False,
-) -> Placed | Rejected:
-    """Place one kernel where Triton asks for it at this moment.
-
-    The caller knows that this machine can use the kernel: Triton computed its key here, and the key
-    covers target, Triton's build and ptxas.  So no fact of this machine is looked up, and none can
-    be out of date when the visible GPUs change.  All else is as for `bundler.restore`.
-
-    Args:
-        source: where the bytes of its bundle are.
-        kernel: which.
-        directory: the cache directory, whatever the layout that the kernel was recorded under.
-        keep, trust: as for `bundler.restore`.
-        triton_dir: where Triton is installed, None when it is not.
-        checked: as for `StoredKernel.read`.
-
-    Returns:
-        `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs
-        more trust.
-
-    Raises:
-        AccessDenied, StoreFull, NotFound: the directory cannot be written.
-        StoreUnavailable: its bytes cannot be read now.
-    """
-    # First, so that nothing is fetched for a kernel that is refused.
-    untrusted = why_not_trusted(kernel, keep, trust)
-    if untrusted is not None:
-        return _rejected(untrusted)
-    wanted = WantedKernel.of(kernel, keep)
-    # From a store all files come in one round trip, not in one each.
-    source.prefetch(wanted.digests)
-    try:
-        stored = StoredKernel.read(source, wanted, checked=checked)
-        ready = stored.ready_for(directory.path, triton_dir)
-    except (DigestMismatch, FormatError, NotFound) as error:
-        # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and
-        # goes to the caller.
-        return _rejected(error.message)
-    outcome = directory.publish(ready)
-    if outcome == "present":
-        # What lies there may be another build with other files, so the caller looks which.
-        return Placed(outcome, 0, None)
-    return Placed(
-        outcome,
-        ready.size_bytes,
-        {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.names},
-    )
-
-
-def _rejected(reason: str) -> Rejected:
-    from bundler.lifecycle.kernel_directory import (
-        Rejected,  # a kernel that is placed needs nothing of it
-    )
-
-    return Rejected(reason)
+    places: Mapping[int, Sequence[sentinel.Span]] = spans_by_position(spans)
+    edits = tuple([(at, sentinel.edits_of(some, paths)) for at, some in places.items()])
+    growth = {at: sum([len(new) - len(old) for _, old, new in some]) for at, some in edits}
+    metadata = growth.get(file_layout(names).metadata, 0)
+    return edits, sum(growth.values()), metadata, tuple([names[at] for at, _ in edits])

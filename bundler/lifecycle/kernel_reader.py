@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
+from bundler.format.frames import processors
 from bundler.format.limits import MIB, Limits
-from bundler.lifecycle.threaded_call import processors
 
 DIRECTORIES_PER_BATCH = 32
 # What one batch may bring; the directories beyond are read one by one.
@@ -25,6 +25,7 @@ BYTES_PER_BATCH = 32 * MIB
 # Of one batch the files are listed, and those of the one before it are read, while the caller looks
 # at a third.
 _AHEAD = 2
+_MOST_THREADS = 4
 
 # Bytes and raw digest of each file by name; no digests where the extension found no library that
 # computes them.
@@ -75,7 +76,7 @@ def read_ahead(directories: Sequence[str], limits: Limits) -> Iterator[Files | N
         return
     # The group file is none of the files that are counted.
     most = min(limits.files_per_kernel + 1, 4096)
-    available = processors()
+    available = processors(_MOST_THREADS)
     threads = _extension().start_threads(available if available > 1 else 0)
     under_way: deque[Reading] = deque()
     for start in range(0, len(directories), DIRECTORIES_PER_BATCH):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one
-rename; `ReadyKernel` is one that only has to be written.
+rename.
 
 The extension `_kernel_writer` does it where it was built, in threads that need no interpreter;
 elsewhere `write_in_python` does the same, one kernel after the other, before it returns.
-`CacheDirectory` calls them, and knows what to do about each answer.  `StoredKernel` makes a
-`ReadyKernel` for each directory, `PlacementQueue` passes it on, and `new_kernel` makes of it what a
-writer takes.
+`cache_directory.py` calls them, and knows what to do about each answer; `Placement.new_kernel`
+makes what a writer takes.
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ import functools
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from bundler.errors import FormatError
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.digest import DIGEST_BYTES, check_digest, sha256
+from bundler.format.digest import DIGEST_BYTES, sha256
 from bundler.format.names import GROUP_PREFIX
-from bundler.format.sentinel import Edit, check_edits, edited, holds
+from bundler.format.sentinel import Edit, edited, holds
 
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
@@ -79,110 +74,8 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class ReadyKernel(Struct, frozen=True, gc=False):
-    """A kernel that only has to be written.
-
-    Attributes:
-        key: its kernel key, the name of the directory.
-        names: of every file but the group file, in Triton's order.
-        contents: the bytes of each.
-        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another
-            build by.
-        size_bytes: bytes of all files as they are written.
-        digests: the raw digest of each file, for who writes the kernel to compare; none when they
-            were compared.
-        edits: what is changed in files when they are written, in the order of their positions.
-        binary: position of the device binary, if who writes the kernel has to look whether it is
-            whole.
-        metadata: position of the metadata, if it has to look as well whether Triton can read them.
-        rewritten: names of the files that hold a path of this machine.
-    """
-
-    key: str
-    names: tuple[str, ...]
-    contents: tuple[Buffer, ...]
-    stored_metadata: Buffer
-    size_bytes: int
-    digests: tuple[bytes, ...] = ()
-    edits: tuple[FileEdits, ...] = ()
-    binary: int = ALREADY_CHECKED
-    metadata: int = ALREADY_CHECKED
-    rewritten: tuple[str, ...] = ()
-
-    @property
-    def files(self) -> Iterator[tuple[str, Buffer]]:
-        """Name and bytes of every file but the group file."""
-        return zip(self.names, self.contents, strict=True)
-
-    def verified(self) -> ReadyKernel:
-        """Return the same kernel with nothing left to verify; raises `DigestMismatch` or
-        `FormatError`.
-        """
-        for name, data, digest in zip(
-            self.names, self.contents, self.digests, strict=False
-        ):  # there may be no digests
-            check_digest(data, digest, name)
-        reason = self._why_unreadable()
-        if reason is not None:
-            raise FormatError(reason, key=self.key)
-        for position, edits in self.edits:
-            check_edits(self.contents[position], edits)
-        return replace(self.edited(), digests=(), binary=ALREADY_CHECKED, metadata=ALREADY_CHECKED)
-
-    def edited(self) -> ReadyKernel:
-        """Return the same kernel with its files as they are written."""
-        if not self.edits:
-            return self
-        changed = [*self.contents]
-        for position, edits in self.edits:
-            changed[position] = edited(changed[position], edits)
-        return replace(self, contents=tuple(changed), edits=())
-
-    def _why_unreadable(self) -> str | None:
-        """Return why Triton could not read it, as far as nobody has looked."""
-        if self.binary == ALREADY_CHECKED:
-            return None
-        # Writers in C look themselves, and a restore into an empty directory needs neither of these
-        # modules.
-        from bundler.format.device_elf import why_unusable
-        from bundler.lifecycle.kernel_directory import why_unreadable
-
-        name, data = self.names[self.binary], self.contents[self.binary]
-        if self.metadata != ALREADY_CHECKED:
-            return why_unreadable(
-                self.key,
-                (name, data),
-                (self.names[self.metadata], bytes(self.contents[self.metadata])),
-            )
-        unusable = why_unusable(data)
-        return None if unusable is None else f"{name} is {unusable}"
-
-
-def new_kernel(kernel: ReadyKernel, temporary: str, directory: str) -> NewKernel:
-    """Return what a writer takes.
-
-    Args:
-        kernel: what is to be written.
-        temporary: the name of its temporary directory.
-        directory: the path of the cache directory with a slash behind it, as it stands in JSON.
-    """
-    group, text = _group_file(kernel.names, directory)
-    return (
-        temporary,
-        kernel.key,
-        kernel.names,
-        kernel.contents,
-        kernel.digests,
-        kernel.edits,
-        kernel.binary,
-        kernel.metadata,
-        group,
-        text,
-    )
-
-
 @functools.lru_cache(_GROUP_FILES_REMEMBERED)
-def _group_file(names: tuple[str, ...], directory: str) -> tuple[str, bytes]:
+def group_file(names: tuple[str, ...], directory: str) -> tuple[str, bytes]:
     """Return name and text of the group file of these files, as json.dumps writes it."""
     metadata, key = next(name for name in names if name.endswith(".json")), _KEY.decode()
     # Key and names are of characters that JSON leaves alone.
@@ -337,7 +230,7 @@ def _compare_first(
 
 def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
-    from bundler.format.device_elf import why_unusable
+    from bundler.format.binaries.device_elf import why_unusable
     from bundler.format.metadata import is_readable_head  # the extension looks itself
 
     _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What collecting and restoring did, and what they left out and why.
 
-Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, from its
-`RestoreTally`, and `restore_check.py` a `CheckReport`; users, sessions and the command line read
+Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, and
+`restore_check.py` a `CheckReport`; users, sessions and the command line read
 them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bundler.errors import BundlerError
-from bundler.format.entries import FrozenValue
+from bundler.format.entries import FrozenValue, set_fields
 from bundler.format.summary import Reported
-
-if TYPE_CHECKING:
-    from bundler.lifecycle.cache_directory import Outcome
-    from bundler.lifecycle.kernel_writer import ReadyKernel
 
 Reasons = tuple[tuple[str, str], ...]
 
@@ -62,33 +55,7 @@ class RecordReport(Reported, FrozenValue):
         errors: int = 0,
     ) -> None:
         sources = {} if sources is None else sources
-        self._set_fields(locals())
-
-
-class RewrittenFiles:
-    """Files that hold a path of this machine, as a restore notes them: of each kernel only the key.
-
-    Args:
-        kernels: keys of kernels, by the names of their files that do; one that went to several
-            directories is there as often.
-        others: paths of other files.
-    """
-
-    def __init__(self, kernels: Mapping[tuple[str, ...], Sequence[str]], others: set[str]) -> None:
-        self._kernels, self._others = kernels, others
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(
-            sorted(
-                {
-                    f"{key}/{name}"
-                    for names, keys in self._kernels.items()
-                    for key in keys
-                    for name in names
-                }
-                | self._others
-            )
-        )
+        set_fields(self, locals())
 
 
 class _ListedWhenRead:
@@ -104,7 +71,7 @@ class _ListedWhenRead:
             return ()  # the default
         given = vars(report)[self._name]
         if not isinstance(given, tuple):
-            given = vars(report)[self._name] = tuple(given)
+            given = vars(report)[self._name] = given()
         return given
 
     def __set__(self, report: Any, given: Any) -> None:
@@ -180,7 +147,7 @@ class RestoreReport(Reported, FrozenValue):
         seconds: float = 0.0,
         signatures: str = "",
     ) -> None:
-        self._set_fields(locals())
+        set_fields(self, locals())
 
     @property
     def usable(self) -> int:
@@ -219,82 +186,9 @@ class CheckReport(Reported, FrozenValue):
         directories: tuple[str, ...] = (),
         signatures: str = "",
     ) -> None:
-        self._set_fields(locals())
+        set_fields(self, locals())
 
     @property
     def complete(self) -> bool:
         """Whether nothing that this machine can use is missing."""
         return not self.missing
-
-
-class RestoreTally:
-    """What one restore did so far, of which `restoration.py` makes its report.
-
-    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly
-    anything else: eight bytes for each.
-    """
-
-    def __init__(self) -> None:
-        # Keys of kernels that were written, one for each directory, by the files that hold a path
-        # of this machine.
-        self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        self.present: list[str] = []
-        self.repaired: set[str] = set()
-        self.skipped: list[tuple[str, str]] = []
-        self.damaged: list[str] = []
-        self.companions: list[str] = []
-        self.rewritten: set[str] = set()
-        self.tuned = self.files = self.bytes = 0
-
-    def spoiled(self, name: str, error: BundlerError) -> None:
-        """Count a kernel, or another file, that is damaged."""
-        self.skipped.append((name, error.message))
-        # Also by itself: most of what a report calls skipped is whole, and of no use on this
-        # machine.
-        self.damaged.append(name)
-
-    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        """Count a kernel by what became of it in one directory."""
-        if isinstance(outcome, BundlerError):
-            self.spoiled(kernel.key, outcome)
-            return
-        if outcome == "present":
-            self.present.append(kernel.key)
-            return
-        if outcome == "repaired":
-            self.repaired.add(kernel.key)
-        self.written[kernel.rewritten].append(kernel.key)
-        # One file more than the bundle has: Triton's group file.
-        self.files += len(kernel.names) + 1
-        self.bytes += kernel.size_bytes
-
-    def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
-        """Return the keys of kernels by what became of them: by the most that was done for one that
-        goes to several directories.
-        """
-        return {
-            "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
-            "repaired": _once(self.repaired),
-            "present": _once(
-                self.present,
-                set(chain.from_iterable(self.written.values())) if self.present else (),
-            ),
-        }
-
-    def rewritten_files(self) -> Any:
-        """Return what the report lists when it is asked for it: a text for each kernel would be
-        most of its memory.
-        """
-        return RewrittenFiles(self.written, self.rewritten)
-
-    def wrote(self, files: int, size: int) -> None:
-        """Count other files."""
-        self.files += files
-        self.bytes += size
-
-
-def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
-    """Return keys in order, each once; a set of a hundred thousand would take more memory than
-    their kernels.
-    """
-    return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)

@@ -25,16 +25,17 @@ from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 from bundler.lifecycle.compatibility import Questions
+from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore_with
-from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
+from bundler.lifecycle.restore_plan import Only, RestoreOptions
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_index import KernelIndex
-from bundler.store.kernel_records import KernelRecords
+from bundler.store.kernel_records import KernelRecords, UnsignedRecords
 from bundler.store.store_signatures import SignedTag
 from bundler.store.store_urls import Opening, open_backend, store_url
-from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import admit, policy_in_force
 
 if TYPE_CHECKING:

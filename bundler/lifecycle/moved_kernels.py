@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bundler.errors import BundlerError, FormatError, ToolchainMismatch
-from bundler.format.bundle import BlobSource, Bundle, MemoryBlobs
-from bundler.format.digest import digest_text, sha256
+from bundler.format.bundle import BlobSource, Bundle, FirstBlobs, MemoryBlobs
+from bundler.format.digest import check_digest, digest_text, sha256
 from bundler.format.entries import Kernel
-from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, Observed
 from bundler.format.metadata import MOVED_FROM
-from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+from bundler.lifecycle.kernel_placement import planned
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.rekeyed_kernels import with_hash
 from bundler.package_loggers import logger
@@ -97,14 +96,16 @@ def moved_kernel(
     key, here = rekeyed_key.key_moved(kernel.key, facts, parts, kernel.target, function)
     if key == kernel.key or asked not in (None, key):
         raise ToolchainMismatch("more than lines differs: Triton asks for another key", key=asked)
-    wanted = WantedKernel.of(kernel, "launch")
+    wanted = planned(kernel, "launch")
     source.prefetch(wanted.digests)
-    stored = StoredKernel.read(source, wanted)
-    layout = wanted.files.layout
+    contents = source.view_blobs(wanted.digests)
+    if not source.verified:
+        for name, data, expected in zip(wanted.names, contents, wanted.digests, strict=True):
+            check_digest(data, expected, name)
     text = _TELLS_LINES.get(kernel.target.backend)
-    if text is None or text in bytes(stored.contents[layout.binary]):
+    if text is None or text in bytes(contents[wanted.binary]):
         raise ToolchainMismatch("its device asserts, or what it prints, tell lines of its source")
-    data = _marked(with_hash(bytes(stored.contents[layout.metadata]), kernel.key, key), kernel.key)
+    data = _marked(with_hash(bytes(contents[wanted.metadata]), kernel.key, key), kernel.key)
     digest = sha256(data)
     # What is added stands behind all placeholders of paths.
     metadata = msgspec.structs.replace(kernel.metadata, digest=digest_text(digest), size=len(data))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bundler.errors import RecordingError
@@ -24,7 +23,7 @@ from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reas
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
-from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
+from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
 from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.inductor import inductor_tuners
@@ -33,7 +32,7 @@ from bundler.toolchain.recording.child_recording import ChildSpool
 from bundler.toolchain.recording.compile_listener import listening
 
 if TYPE_CHECKING:
-    from bundler.format.source_stripping import Strip
+    from bundler.format.binaries.source_stripping import Strip
 
 
 class Recording:
@@ -165,7 +164,7 @@ class Recording:
         whole = with_tunings(found, tunings)
         if strip is None:
             return whole
-        from bundler.format.source_stripping import (  # who strips nothing needs none of it
+        from bundler.format.binaries.source_stripping import (  # who strips nothing needs none of it
             check_strip,
             strip_source,
         )
@@ -176,12 +175,7 @@ class Recording:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _started(self) -> DirectoryWatch:

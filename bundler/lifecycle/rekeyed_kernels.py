@@ -17,10 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound, ToolchainMismatch
-from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Kernel, Toolchain
-from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.lifecycle_reports import RestoreReport

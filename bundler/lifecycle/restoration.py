@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`restore`: bundle -> cache directory, where the next process finds its kernels without compiling.
 
-`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `PlacementQueue`,
-into a `CacheDirectory` each.  Called by users, by `Store.restore`, by the build service and, for a
-tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
+One restore follows a `RestorePlan`, reads what it says (`kernel_placement.py`), and publishes
+through a `PlacementQueue` (`cache_directory.py`).  Called by users, by `Store.restore`, by the
+build service and, for a tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,31 +24,37 @@ from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary, Kernel
+from bundler.format.frames import processors
 from bundler.format.limits import MIB
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, PlacementQueue, look_for_file
-from bundler.lifecycle.compatibility import Questions
-from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-from bundler.lifecycle.kernel_writer import ReadyKernel
-from bundler.lifecycle.lifecycle_reports import RestoreReport, RestoreTally
-from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
+from bundler.lifecycle.cache_directory import PlacementQueue, look_for_file
+from bundler.lifecycle.compatibility import MOST_THREADS, Questions, ThreadedCall
+from bundler.lifecycle.kernel_placement import Placement, Trust, localized, planned, read
+from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restore_plan import (
     KERNELS_PER_RUN,
+    NO_TREES,
     NOTHING_TO_RESTORE,
     Companion,
+    Only,
+    RestoreOptions,
     RestorePlan,
     opened,
 )
-from bundler.lifecycle.threaded_call import ThreadedCall, processors
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
     from bundler.lifecycle.moved_kernels import Moved
     from bundler.lifecycle.rekeyed_kernels import Rekeyed
+    from bundler.lifecycle.trees.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
-# A kernel as it is written below each of its directories, or why it cannot be.
-Ready = list[ReadyKernel] | BundlerError
+# A kernel, and what is wanted of it.
+_Planned = tuple[Kernel, Placement]
+# A kernel that was read, and its placement below each of its directories, or why it cannot be
+# placed.
+Ready = tuple[Placement, Sequence[tuple[str, Placement]] | BundlerError]
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
@@ -126,7 +131,7 @@ def restore(
             trust,
             rekey,
             allow_empty,
-            trees or TreeOptions(),
+            trees or NO_TREES,
             signatures,
             moved,
         ),
@@ -135,19 +140,21 @@ def restore(
 
 def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions) -> RestoreReport:
     """Restore as `restore` does, with its choices as one value."""
+    if options.only == "all":
+        return _restored(bundle, options, None)
     with Questions() as questions:
-        if options.only == "usable":
-            questions.ask_for_gpus()  # while the bundle is loaded, and its first kernels are read
+        questions.ask_for_gpus()  # while the bundle is loaded, and its first kernels are read
         return _restored(bundle, options, questions)
 
 
 def _restored(
-    bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions
+    bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions | None
 ) -> RestoreReport:
+    give_way = questions.give_way if questions is not None else lambda: True
     with observers.step("restore") as step, opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
-        questions.give_way()
+        give_way()
         # Before anything is placed, and of the very digests that all that is placed is compared
         # with.
         admission = admit(source, options.trust, options.signatures)
@@ -155,8 +162,9 @@ def _restored(
         changed = _rekeyed(source) if options.rekey else None
         placed_of = changed.bundle if changed else source
         moved = _moved(placed_of) if options.moved else None
-        questions.give_way()
-        report = Restoration(moved.bundle if moved else placed_of, options, questions).run()
+        give_way()
+        plan = RestorePlan(moved.bundle if moved else placed_of, options)
+        report = restore_planned(plan, questions)
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
             step.note(
@@ -182,275 +190,271 @@ def _moved(bundle: Bundle) -> Moved:
     return moved_in(bundle)
 
 
-def _one(data: bytes) -> tuple[bytes]:
-    return (data,)
+def restore_planned(plan: RestorePlan, questions: Questions | None) -> RestoreReport:
+    """Do what a plan says; raises as `restore`."""
+    started, tuned = time.monotonic(), 0
+    queue = PlacementQueue(plan.bundle.blobs)
+    try:
+        _restore_kernels(plan, queue, questions)
+        _restore_companions(plan, queue)
+        if plan.trees is not None:
+            _restore_trees(plan.trees, queue)
+        if plan.bundle.tuning_records:
+            from bundler.lifecycle.tuning.tuning_directory import (
+                place_tunings,  # few bundles have any
+            )
+
+            base = plan.base or directories.triton_cache_dir()
+            tuned = place_tunings(plan.bundle, base)
+    except BundlerError as error:
+        # Kernels that were published before the error stay, so the caller is told which.
+        error.facts["report"] = _report(plan, queue, started, tuned)
+        raise
+    report = _report(plan, queue, started, tuned)
+    if plan.bundle.kernels and not report.usable:
+        plan.warn_of_nothing(report.skipped, len(report.companions))
+    return report
 
 
-def _size_of(wanted: WantedKernel) -> int:
-    return wanted.files.size_bytes
+# -------------------------------------------------------------------------------------- Kernels
 
 
-class Restoration(RestorePlan):
-    """One restore; `run` does it and returns the report."""
+def _restore_kernels(plan: RestorePlan, queue: PlacementQueue, questions: Questions | None) -> None:
+    trusted = plan.trusted_kernels()
+    early = _read_meanwhile(plan, trusted, questions) if questions is not None else []
+    kernels = plan.usable_kernels(trusted)
+    # A directory that cannot be made or listed is an error here, before any kernel is fetched.
+    for root in {root for kernel in kernels for root in plan.roots(kernel)}:
+        queue.directory(root)
+    usable = {kernel.key for kernel in kernels} if early else set[str]()
+    first = deque(one for one in early if one[0].key in usable)
+    early.clear()  # each kernel is let go as it is written
+    runs = _runs(plan, kernels[len(first) :])
 
-    def __init__(self, bundle: Bundle, options: RestoreOptions, questions: Questions) -> None:
-        super().__init__(bundle, options)
-        self._questions = questions
-        self.tally = RestoreTally()
-        self.places: dict[str, CacheDirectory] = {}
-
-    def run(self) -> RestoreReport:
-        """Do it; raises as `restore`."""
-        started = time.monotonic()
-        try:
-            self._kernels()
-            self._companions()
-            self._trees()
-            if self.bundle.tuning_records:
-                from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
-
-                self.tally.tuned = place_tunings(
-                    self.bundle, self.base or directories.triton_cache_dir()
-                )
-        except BundlerError as error:
-            # Kernels that were published before the error stay, so the caller is told which.
-            error.facts["report"] = self._report(started)
-            raise
-        report = self._report(started)
-        if self.bundle.kernels and not report.usable:
-            self._warn_of_nothing(report.skipped, len(report.companions))
-        return report
-
-    def _kernels(self) -> None:
-        trusted = self._trusted_kernels()
-        early = self._read_meanwhile(trusted)
-        kernels = self._usable_kernels(trusted)
-        # A directory that cannot be made or listed is an error here, before any kernel is fetched.
-        for root in {root for kernel in kernels for root in self._roots(kernel)}:
-            self._place(root)
-        usable = {kernel.key for kernel in kernels} if early else set[str]()
-        first = deque(one for one in early if one[0].kernel.key in usable)
-        early.clear()  # each kernel is let go as it is written
-        left = kernels[len(first) :]
-        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in left), _size_of)
-        queue = PlacementQueue(self._placed)
-
-        # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and
-        # verifies: those are thousands of short calls, and threads lose more by handing the
-        # interpreter lock over between them than a second core gains.
-        def place_all() -> None:
-            while first:
-                self._enqueue(*first.popleft(), queue)
-            for run in (
-                self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs)
-            ):
-                for wanted, ready in self._all_ready(run):
-                    self._enqueue(wanted, ready, queue)
-            queue.finish()
-
-        cleaned_up(place_all, queue.close)
-
-    def _placed(self, kernels: Sequence[ReadyKernel], outcome: Outcome | BundlerError) -> None:
-        for kernel in kernels:
-            if isinstance(outcome, DigestMismatch):
-                self._show_source(kernel.digests)
-            self.tally.placed(kernel, outcome)
-
-    def _show_source(self, digests: Iterable[bytes]) -> None:
-        """Let the source, which left the digests to us, compare them too: a store removes what it
-        finds damaged.
-        """
-        with contextlib.suppress(BundlerError):
-            self.bundle.blobs.view_blobs([*digests])
-
-    def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
-        self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])
-        return run
-
-    def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
-        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next
-        one.
-        """
-        fetching: ThreadedCall[list[WantedKernel]] | None = None
-        for run in runs:
-            fetched = None if fetching is None else fetching.result()
-            # Begun before the previous run is yielded: the fetch goes on while the caller places
-            # that run.  Of the first one nobody does anything.
-            fetching = ThreadedCall(partial(self._fetched, run))
-            fetching.start(apart=fetched is not None)
-            if fetched is not None:
-                yield fetched
-        if fetching is not None:
-            yield fetching.result()
-
-    def _read_meanwhile(self, kernels: Sequence[Kernel]) -> list[tuple[WantedKernel, Ready]]:
-        """Return the first kernels, read while this machine was asked what it can use: of those
-        some may be left out.
-        """
-        questions, size = self._questions, 0
-        found: list[tuple[WantedKernel, Ready]] = []
-        # Reader and writers keep two processors busy, and ptxas would only take its turn there.
-        if (
-            self.options.only == "usable"
-            and len(kernels) >= KERNELS_PER_RUN
-            and processors() > BUSY_WITHOUT_QUESTIONS
-        ):
-            questions.ask_for_ptxas(kernels)
-        # From a store far away nothing is fetched that may be of no use; what takes long was asked
-        # before there.
-        runs = self._runs(
-            (WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of
+    # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and
+    # verifies: those are thousands of short calls, and threads lose more by handing the
+    # interpreter lock over between them than a second core gains.
+    def place_all() -> None:
+        while first:
+            _enqueue(first.popleft(), queue)
+        fetched = (
+            _fetched_ahead(plan, runs)
+            if plan.bundle.blobs.waits
+            else (_fetched(plan, run) for run in runs)
         )
-        while not (self.bundle.blobs.waits or size > BYTES_READ_MEANWHILE or questions.give_way()):
-            some = [*islice(runs, RUNS_BETWEEN_WAITS)]
-            if not some:
-                break
-            for run in some:
-                size += sum(map(_size_of, run))
-                found += self._all_ready(self._fetched(run))
-        questions.close()
-        return found
+        for run in fetched:
+            for ready in _all_ready(plan, run):
+                _enqueue(ready, queue)
+        queue.finish()
 
-    def _all_ready(self, run: Sequence[WantedKernel]) -> Iterator[tuple[WantedKernel, Ready]]:
-        """Read kernels, a few at a time, and check what can be checked before they are written;
-        nothing is changed anywhere.
-        """
-        for start in range(0, len(run), KERNELS_PER_RUN):
-            some = run[start : start + KERNELS_PER_RUN]
-            try:
-                # Most digests are compared where a kernel is written, before anybody sees it.
-                stored = StoredKernel.read_unverified(self.bundle.blobs, some)
-            except (DigestMismatch, FormatError, NotFound):
-                yield from [
-                    (wanted, self._ready_alone(wanted)) for wanted in some
-                ]  # which says what is wrong with which
-            else:
-                yield from [(one.wanted, self._ready(one)) for one in stored]
+    cleaned_up(place_all, queue.close)
 
-    def _ready_alone(self, wanted: WantedKernel) -> Ready:
+
+def _runs(plan: RestorePlan, kernels: Sequence[Kernel]) -> Iterator[list[_Planned]]:
+    """Return kernels with what is wanted of each, in runs."""
+    wanted = ((kernel, planned(kernel, plan.options.keep)) for kernel in kernels)
+    return plan.runs_of(wanted, _size_of)
+
+
+def _size_of(wanted: _Planned) -> int:
+    return wanted[1].size_bytes
+
+
+def _fetched(plan: RestorePlan, run: list[_Planned]) -> list[_Planned]:
+    plan.bundle.blobs.prefetch([digest for _, one in run for digest in one.digests])
+    return run
+
+
+def _fetched_ahead(plan: RestorePlan, runs: Iterable[list[_Planned]]) -> Iterator[list[_Planned]]:
+    """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next
+    one.
+    """
+    fetching: ThreadedCall[list[_Planned]] | None = None
+    for run in runs:
+        fetched = None if fetching is None else fetching.result()
+        # Begun before the previous run is yielded: the fetch goes on while the caller places that
+        # run.  Of the first one nobody does anything.
+        fetching = ThreadedCall(partial(_fetched, plan, run))
+        fetching.start(apart=fetched is not None)
+        if fetched is not None:
+            yield fetched
+    if fetching is not None:
+        yield fetching.result()
+
+
+def _read_meanwhile(
+    plan: RestorePlan, kernels: Sequence[Kernel], questions: Questions
+) -> list[Ready]:
+    """Return the first kernels, read while this machine was asked what it can use: of those some
+    may be left out.
+    """
+    size = 0
+    found: list[Ready] = []
+    # Reader and writers keep two processors busy, and ptxas would only take its turn there.
+    if len(kernels) >= KERNELS_PER_RUN and processors(MOST_THREADS) > BUSY_WITHOUT_QUESTIONS:
+        questions.ask_for_ptxas(kernels)
+    # From a store far away nothing is fetched that may be of no use; what takes long was asked
+    # before there.
+    runs = _runs(plan, kernels)
+    while not (plan.bundle.blobs.waits or size > BYTES_READ_MEANWHILE or questions.give_way()):
+        some = [*islice(runs, RUNS_BETWEEN_WAITS)]
+        if not some:
+            break
+        for run in some:
+            size += sum(map(_size_of, run))
+            found += _all_ready(plan, _fetched(plan, run))
+    questions.close()
+    return found
+
+
+def _all_ready(plan: RestorePlan, run: Sequence[_Planned]) -> Iterator[Ready]:
+    """Read kernels, a few at a time, and check what can be checked before they are written; nothing
+    is changed anywhere.
+    """
+    for start in range(0, len(run), KERNELS_PER_RUN):
+        some = run[start : start + KERNELS_PER_RUN]
         try:
-            return self._ready(*StoredKernel.read_unverified(self.bundle.blobs, [wanted]))
+            # Most digests are compared where a kernel is written, before anybody sees it.
+            read(plan.bundle.blobs, [one for _, one in some])
+        except (DigestMismatch, FormatError, NotFound):
+            yield from [_ready_alone(plan, *one) for one in some]  # says what is wrong with which
+        else:
+            yield from [_ready(plan, *one) for one in some]
+
+
+def _ready_alone(plan: RestorePlan, kernel: Kernel, placement: Placement) -> Ready:
+    try:
+        read(plan.bundle.blobs, [placement])
+    except (DigestMismatch, FormatError, NotFound) as error:
+        return placement, error
+    return _ready(plan, kernel, placement)
+
+
+def _ready(plan: RestorePlan, kernel: Kernel, placement: Placement) -> Ready:
+    try:
+        # For every directory before any is written: a kernel that Triton could not read in one goes
+        # to none.
+        ready = [(root, localized(placement, root, plan.triton_dir)) for root in plan.roots(kernel)]
+    except FormatError as error:
+        return placement, error
+    return placement, ready
+
+
+def _enqueue(ready: Ready, queue: PlacementQueue) -> None:
+    kernel, placements = ready
+    if isinstance(placements, BundlerError):
+        queue.refused(kernel, placements)
+        return
+    for root, placement in placements:
+        queue.add(queue.directory(root), placement)
+
+
+# -------------------------------------------------------------------------------------- Other files
+
+
+def _restore_companions(plan: RestorePlan, queue: PlacementQueue) -> None:
+    for entry in plan.fetched_companions():
+        try:
+            stored = plan.bundle.read(entry.artifact)
+            # As for kernels, for every directory before any is written.
+            placed = {
+                root: plan.localize(entry.artifact, stored, root)
+                for root in plan.companion_roots(entry)
+            }
         except (DigestMismatch, FormatError, NotFound) as error:
-            return error
+            queue.spoiled(entry.path, error)
+            continue
+        for root, data in placed.items():
+            for path in _paths(plan.bundle, entry):
+                written = _publish_file(queue, root, path, lambda: [data], len(data))  # noqa: B023
+                queue.rewritten |= {path} if written and entry.artifact.spans else set()
 
-    def _ready(self, stored: StoredKernel) -> Ready:
-        try:
-            # For every directory before any is written: a kernel that Triton could not read in one
-            # goes to none.
-            return [
-                stored.ready_for(root, self.triton_dir)
-                for root in self._roots(stored.wanted.kernel)
-            ]
-        except (DigestMismatch, FormatError) as error:
-            return error
 
-    def _enqueue(self, wanted: WantedKernel, ready: Ready, queue: PlacementQueue) -> None:
-        if isinstance(ready, BundlerError):
-            if isinstance(ready, DigestMismatch):
-                self._show_source(wanted.digests)
-            self.tally.spoiled(wanted.kernel.key, ready)
-            return
-        for root, one in zip(self._roots(wanted.kernel), ready, strict=True):
-            queue.add(self.places[root], one)
-
-    def _companions(self) -> None:
-        for entry in self._fetched_companions():
+def _restore_trees(trees: TreePlan, queue: PlacementQueue) -> None:
+    for placed in trees.wanted:
+        for path, file in trees.files(placed):
+            name = f"{placed.tree.family}:{path}"
+            chunks = partial(trees.chunks, placed.tree, file)
             try:
-                stored = self.bundle.read(entry.artifact)
-                # As for kernels, for every directory before any is written.
-                placed = {
-                    root: self._localize(entry.artifact, stored, root)
-                    for root in self._companion_roots(entry)
-                }
+                # An image may hold the tree already, where nothing can be written.
+                if look_for_file(placed.root, path, chunks()) is False:
+                    queue.companions.append(name)
+                else:
+                    _publish_file(queue, placed.root, path, chunks, file.size, name)
             except (DigestMismatch, FormatError, NotFound) as error:
-                self.tally.spoiled(entry.path, error)
-                continue
-            for root, data in placed.items():
-                for path in self._paths(entry):
-                    self._publish_file(
-                        root,
-                        path,
-                        partial(_one, data),
-                        len(data),
-                        rewritten=bool(entry.artifact.spans),
-                    )
+                queue.spoiled(name, error)
 
-    def _trees(self) -> None:
-        if self.trees is None:
-            return
-        for placed in self.trees.wanted:
-            for path, file in self.trees.files(placed):
-                name = f"{placed.tree.family}:{path}"
-                chunks = partial(self.trees.chunks, placed.tree, file)
-                try:
-                    # An image may hold the tree already, where nothing can be written.
-                    if look_for_file(placed.root, path, chunks()) is False:
-                        self.tally.companions.append(name)
-                    else:
-                        self._publish_file(placed.root, path, chunks, file.size, name=name)
-                except (DigestMismatch, FormatError, NotFound) as error:
-                    self.tally.spoiled(name, error)
 
-    def _publish_file(
-        self,
-        root: str,
-        path: str,
-        chunks: Callable[[], Iterable[bytes]],
-        size_bytes: int,
-        *,
-        rewritten: bool = False,
-        name: str | None = None,
-    ) -> None:
-        written = self._place(root).publish_file(path, chunks)
-        if written is None:
-            # A program may be using the file that is there, so a restore never replaces it.
-            self.tally.skipped.append((name or path, f"another file is there already, in {root}"))
-            return
-        self.tally.companions.append(name or path)
-        if written:
-            self.tally.wrote(1, size_bytes)
-            self.tally.rewritten |= {path} if rewritten else set()
+def _publish_file(
+    queue: PlacementQueue,
+    root: str,
+    path: str,
+    chunks: Callable[[], Iterable[bytes]],
+    size_bytes: int,
+    name: str | None = None,
+) -> bool:
+    """Put a file in place, and tell whether it was written."""
+    written = queue.directory(root).publish_file(path, chunks)
+    if written is None:
+        # A program may be using the file that is there, so a restore never replaces it.
+        queue.skipped.append((name or path, f"another file is there already, in {root}"))
+        return False
+    queue.companions.append(name or path)
+    if written:
+        queue.wrote(1, size_bytes)
+    return written
 
-    def _paths(self, entry: Companion) -> list[str]:
-        """Return where a file belongs: a library also under the keys that this machine's Triton may
-        ask for.
-        """
-        key, _, filename = entry.path.partition("/")
-        if not isinstance(entry, HelperLibrary):
-            return [entry.path]
-        # A bundle does not say which release made a library; the kernels tell, if all are of one
-        # release.
-        releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
-        from bundler.toolchain import helper_libraries
 
-        others = helper_libraries.other_keys(
-            key, filename, releases.pop() if len(releases) == 1 else None
-        )
-        return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
+def _paths(bundle: Bundle, entry: Companion) -> list[str]:
+    """Return where a file belongs: a library also under the keys that this machine's Triton may ask
+    for.
+    """
+    key, _, filename = entry.path.partition("/")
+    if not isinstance(entry, HelperLibrary):
+        return [entry.path]
+    # A bundle does not say which release made a library; the kernels tell, if all are of one
+    # release.
+    releases = {kernel.toolchain.release for kernel in bundle.kernels}
+    from bundler.toolchain import helper_libraries
 
-    def _place(self, root: str) -> CacheDirectory:
-        if root not in self.places:
-            self.places[root] = CacheDirectory(root)
-        return self.places[root]
+    others = helper_libraries.other_keys(
+        key, filename, releases.pop() if len(releases) == 1 else None
+    )
+    return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
 
-    def _report(self, started: float) -> RestoreReport:
-        tally, trees = self.tally, self.trees
-        keys = tally.keys()
-        return RestoreReport(
-            restored=keys["restored"],
-            present=keys["present"],
-            repaired=keys["repaired"],
-            skipped=tuple(
-                sorted({*self.unusable, *tally.skipped, *(trees.unusable if trees else ())})
-            ),
-            damaged=tuple(sorted({*tally.damaged, *(trees.damaged if trees else ())})),
-            unchecked=tuple(sorted({*self.machine.unchecked, *(trees.unchecked if trees else ())})),
-            # A file that goes to several directories is named once.
-            companions=tuple(sorted(set(tally.companions))),
-            rewritten=tally.rewritten_files(),
-            directories=tuple(sorted(self.places)),
-            tuned=tally.tuned,
-            files=tally.files,
-            bytes=tally.bytes,
-            seconds=time.monotonic() - started,
-        )
+
+def _report(plan: RestorePlan, queue: PlacementQueue, started: float, tuned: int) -> RestoreReport:
+    trees, keys = plan.trees, queue.keys()
+    return RestoreReport(
+        restored=keys["restored"],
+        present=keys["present"],
+        repaired=keys["repaired"],
+        skipped=tuple(sorted({*plan.unusable, *queue.skipped, *(trees.unusable if trees else ())})),
+        damaged=tuple(sorted({*queue.damaged, *(trees.damaged if trees else ())})),
+        unchecked=tuple(sorted({*plan.unchecked, *(trees.unchecked if trees else ())})),
+        # A file that goes to several directories is named once.
+        companions=tuple(sorted(set(queue.companions))),
+        rewritten=partial(_rewritten, queue.written, queue.rewritten),  # type: ignore[arg-type]
+        directories=tuple(sorted(queue.directories)),
+        tuned=tuned,
+        files=queue.files,
+        bytes=queue.bytes,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _rewritten(
+    kernels: Mapping[tuple[str, ...], Sequence[str]], others: set[str]
+) -> tuple[str, ...]:
+    """Return the files that hold a path of this machine, which the report lists when it is asked
+    for it: a text for each kernel would be most of its memory.
+
+    Args:
+        kernels: keys of kernels, by the names of their files that do; one that went to several
+            directories is there as often.
+        others: paths of other files.
+    """
+    of_kernels = {
+        f"{key}/{name}" for names, keys in kernels.items() for key in keys for name in names
+    }
+    return tuple(sorted(of_kernels | others))

@@ -19,13 +19,22 @@ from bundler.format.entries import Kernel
 from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
+from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import CheckReport
-from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
-from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.lifecycle.restore_plan import (
+    NO_TREES,
+    NOTHING_TO_RESTORE,
+    Companion,
+    Only,
+    RestoreOptions,
+    RestorePlan,
+    opened,
+)
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.lifecycle.trees.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)
@@ -60,102 +69,106 @@ def check(
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
     options = RestoreOptions(
-        cache_dir, keep, devices, only, trust, trees=trees or TreeOptions(), signatures=signatures
+        cache_dir, keep, devices, only, trust, trees=trees or NO_TREES, signatures=signatures
     )
     with Questions(), opened(bundle) as source:
         if not allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
         admission = admit(source, trust, signatures)
-        report = _Check(source, msgspec.structs.replace(options, trust=admission.trust)).run()
+        plan = RestorePlan(source, msgspec.structs.replace(options, trust=admission.trust))
+        report = _checked(plan)
     return replace(report, signatures=admission.line)
 
 
-class _Check(RestorePlan):
-    def run(self) -> CheckReport:
-        wanted = self._wanted_kernels()
-        missing: list[tuple[str, str]] = []
-        names: set[str] = {kernel.key for kernel in wanted}
-        directories: set[str] = {root for kernel in wanted for root in self._roots(kernel)}
-        for kernels in self._runs(wanted, lambda kernel: kernel.metadata.size):
-            missing += self._missing_kernels(kernels)
-        for entry in self._fetched_companions():
-            names.add(entry.path)
-            directories |= {*self._companion_roots(entry)}
-            missing += self._missing_companion(entry)
-        unchecked = set(self.machine.unchecked)
-        if self.trees is not None:
-            for name, root, reason in self._tree_files(self.trees):
-                names.add(name)
-                directories.add(root)
-                missing += [(name, reason)] if reason else []
-            self.unusable += self.trees.unusable
-            unchecked |= self.trees.unchecked
-        if self.bundle.kernels and not wanted:
-            self._warn_of_nothing(self.unusable)
-        return CheckReport(
-            missing=tuple(sorted(set(missing))),
-            present=tuple(sorted(names - {name for name, _ in (*missing, *self.unusable)})),
-            skipped=tuple(sorted(set(self.unusable))),
-            unchecked=tuple(sorted(unchecked)),
-            directories=tuple(sorted(directories)),
-        )
+def _checked(plan: RestorePlan) -> CheckReport:
+    wanted = plan.wanted_kernels()
+    missing: list[tuple[str, str]] = []
+    names: set[str] = {kernel.key for kernel in wanted}
+    directories: set[str] = {root for kernel in wanted for root in plan.roots(kernel)}
+    for kernels in plan.runs_of(wanted, lambda kernel: kernel.metadata.size):
+        missing += _missing_kernels(plan, kernels)
+    for entry in plan.fetched_companions():
+        names.add(entry.path)
+        directories |= {*plan.companion_roots(entry)}
+        missing += _missing_companion(plan, entry)
+    unchecked = set(plan.unchecked)
+    if plan.trees is not None:
+        for name, root, reason in _tree_files(plan, plan.trees):
+            names.add(name)
+            directories.add(root)
+            missing += [(name, reason)] if reason else []
+        plan.unusable += plan.trees.unusable
+        unchecked |= plan.trees.unchecked
+    if plan.bundle.kernels and not wanted:
+        plan.warn_of_nothing(plan.unusable)
+    return CheckReport(
+        missing=tuple(sorted(set(missing))),
+        present=tuple(sorted(names - {name for name, _ in (*missing, *plan.unusable)})),
+        skipped=tuple(sorted(set(plan.unusable))),
+        unchecked=tuple(sorted(unchecked)),
+        directories=tuple(sorted(directories)),
+    )
 
-    def _missing_kernels(self, kernels: list[Kernel]) -> list[tuple[str, str]]:
-        found = [
-            (kernel, root, look(root, kernel.key))
-            for kernel in kernels
-            for root in self._roots(kernel)
-        ]
-        there = {
-            kernel.metadata.digest for kernel, _, files in found if not isinstance(files, Rejected)
-        }
-        self.bundle.blobs.prefetch([digest_raw(digest) for digest in there])
-        reasons = [
-            (kernel.key, self._why_missing(kernel, root, files)) for kernel, root, files in found
-        ]
-        return [(key, reason) for key, reason in reasons if reason is not None]
 
-    def _why_missing(self, kernel: Kernel, root: str, found: KernelFiles | Rejected) -> str | None:
-        if isinstance(found, Rejected):
-            return f"not in {root}" if found.missing else f"broken in {root}: {found.reason}"
-        try:
-            stored = self.bundle.read(kernel.metadata)
-            ours = self._localize(kernel.metadata, stored, root)
-        except _UNREADABLE as error:
-            return f"another build is in {root}, which cannot be compared: {error.message}"
-        # Equal metadata is the quick answer: whoever wrote the other files compiled the same
-        # kernel.
-        if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
-            return None
-        return f"broken in {root}: its metadata differs from this kernel's"
+def _missing_kernels(plan: RestorePlan, kernels: list[Kernel]) -> list[tuple[str, str]]:
+    found = [
+        (kernel, root, look(root, kernel.key)) for kernel in kernels for root in plan.roots(kernel)
+    ]
+    there = {
+        kernel.metadata.digest for kernel, _, files in found if not isinstance(files, Rejected)
+    }
+    plan.bundle.blobs.prefetch([digest_raw(digest) for digest in there])
+    reasons = [
+        (kernel.key, _why_missing(plan, kernel, root, files)) for kernel, root, files in found
+    ]
+    return [(key, reason) for key, reason in reasons if reason is not None]
 
-    def _tree_files(self, trees: TreePlan) -> Iterator[tuple[str, str, str]]:
-        """Yield name, root, and why it is missing, of each file of the trees; an empty reason for
-        one that is there.
-        """
-        for placed in trees.wanted:
-            for path, file in trees.files(placed):
-                name = f"{placed.tree.family}:{path}"
-                try:
-                    absent = look_for_file(placed.root, path, trees.chunks(placed.tree, file))
-                except _UNREADABLE as error:
-                    yield name, placed.root, f"cannot be compared: {error.message}"
-                    continue
-                if absent is None:
-                    self.unusable.append((name, f"another file is there already, in {placed.root}"))
-                yield name, placed.root, f"not in {placed.root}" if absent else ""
 
-    def _missing_companion(self, entry: Companion) -> list[tuple[str, str]]:
-        missing = []
-        for root in self._companion_roots(entry):
+def _why_missing(
+    plan: RestorePlan, kernel: Kernel, root: str, found: KernelFiles | Rejected
+) -> str | None:
+    if isinstance(found, Rejected):
+        return f"not in {root}" if found.missing else f"broken in {root}: {found.reason}"
+    try:
+        stored = plan.bundle.read(kernel.metadata)
+        ours = plan.localize(kernel.metadata, stored, root)
+    except _UNREADABLE as error:
+        return f"another build is in {root}, which cannot be compared: {error.message}"
+    # Equal metadata is the quick answer: whoever wrote the other files compiled the same
+    # kernel.
+    if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
+        return None
+    return f"broken in {root}: its metadata differs from this kernel's"
+
+
+def _tree_files(plan: RestorePlan, trees: TreePlan) -> Iterator[tuple[str, str, str]]:
+    """Yield name, root, and why it is missing, of each file of the trees; an empty reason for
+    one that is there.
+    """
+    for placed in trees.wanted:
+        for path, file in trees.files(placed):
+            name = f"{placed.tree.family}:{path}"
             try:
-                data = self._localize(entry.artifact, self.bundle.read(entry.artifact), root)
+                absent = look_for_file(placed.root, path, trees.chunks(placed.tree, file))
             except _UNREADABLE as error:
-                missing.append((entry.path, f"cannot be compared: {error.message}"))
+                yield name, placed.root, f"cannot be compared: {error.message}"
                 continue
-            absent = look_for_file(root, entry.path, [data])
             if absent is None:
-                self.unusable.append((entry.path, f"another file is there already, in {root}"))
-            elif absent:
-                missing.append((entry.path, f"not in {root}"))
-        return missing
+                plan.unusable.append((name, f"another file is there already, in {placed.root}"))
+            yield name, placed.root, f"not in {placed.root}" if absent else ""
+
+
+def _missing_companion(plan: RestorePlan, entry: Companion) -> list[tuple[str, str]]:
+    missing = []
+    for root in plan.companion_roots(entry):
+        try:
+            data = plan.localize(entry.artifact, plan.bundle.read(entry.artifact), root)
+        except _UNREADABLE as error:
+            missing.append((entry.path, f"cannot be compared: {error.message}"))
+            continue
+        absent = look_for_file(root, entry.path, [data])
+        if absent is None:
+            plan.unusable.append((entry.path, f"another file is there already, in {root}"))
+        elif absent:
+            missing.append((entry.path, f"not in {root}"))
+    return missing

@@ -1,37 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RestorePlan`: what of a bundle this machine can use, and which directories it belongs to.
+"""`RestorePlan`: what of a bundle this machine can use, and which directories it belongs to, as
+`RestoreOptions` ask.
 
-`Restoration` writes there and `_Check` only looks, so that `bundler.restore` and `bundler.check`
-cannot disagree.
+`restore` writes there and `check` only looks, so that they cannot disagree.  These two and
+`Store.restore` make the options of their arguments; `TreeOptions` are part of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from msgspec import Struct
+
+from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format import names
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    TuningFile,
+)
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.lifecycle.compatibility import Machine
+from bundler.lifecycle.compatibility import Machine, why_not_helper
 from bundler.lifecycle.kernel_placement import (
     NEEDS_TRUST,
+    Trust,
     localize,
     places_no_code,
     why_not_trusted,
 )
-from bundler.lifecycle.restore_options import RestoreOptions
-from bundler.toolchain import directories
+from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.toolchain import directories, identity
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.lifecycle.trees.tree_plan import TreePlan
 
+Only = Literal["usable", "all"]
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
 
@@ -54,6 +65,71 @@ _NOTHING_SEEN = Observation()
 _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 
 
+_CHOICES = {
+    "keep": ("all", "launch"),
+    "only": ("usable", "all"),
+    "trust": ("kernels", "code", "signed"),
+}
+
+
+NO_TREES = TreeOptions()
+
+
+class RestoreOptions(Struct, frozen=True):
+    """The choices of one restore or check; `bundler.restore` says what each means.
+
+    Raises:
+        ConfigError: a choice has a value that it cannot have.
+        ToolchainMismatch: not a POSIX system, where nothing can be placed.
+    """
+
+    cache_dir: str | os.PathLike[str] | None = None
+    keep: Keep = "all"
+    devices: Sequence[int] | None = None
+    only: Only = "usable"
+    trust: Trust = "kernels"
+    rekey: bool = False
+    allow_empty: bool = False
+    trees: TreeOptions = NO_TREES
+    # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks
+    # signatures of.
+    signatures: Any = None
+    moved: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(
+                    f"{name}={value!r}: expected {' or '.join(map(repr, choices))}", got=value
+                )
+        _check_devices(self.devices)
+        if self.cache_dir is not None and not os.fspath(self.cache_dir):
+            raise ConfigError(
+                "cache_dir is an empty text; give a directory, or None for Triton's own",
+                got=self.cache_dir,
+            )
+        if os.name != "posix":
+            raise ToolchainMismatch(
+                "restore needs a POSIX system (directories renamed over each other, no-follow"
+                f" opens); this is {os.name}",
+                platform=os.name,
+            )
+
+
+def _check_devices(devices: Sequence[int] | None) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise ConfigError(
+            f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices
+        )
+    if not devices or any(type(device) is not int or device < 0 for device in devices):
+        raise ConfigError(
+            f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices
+        )
+
+
 def runs(
     items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int
 ) -> Iterator[list[T]]:
@@ -73,6 +149,10 @@ def runs(
         yield run
 
 
+def _stored_bytes(entry: Companion) -> int:
+    return entry.artifact.size
+
+
 class RestorePlan:
     """What of one bundle goes where.
 
@@ -84,8 +164,10 @@ class RestorePlan:
         self.base = (
             None if options.cache_dir is None else os.path.abspath(os.fspath(options.cache_dir))
         )
-        self.machine = Machine(options.trees.facts.get("target"))
-        self.triton_dir = self.machine.triton_dir
+        chosen = options.trees.facts.get("target")
+        # Who wants everything asks nothing of the machine.
+        self._machine = None if options.only == "all" and chosen is None else Machine(chosen)
+        self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
         self.trees = self._plan_of_trees()
@@ -103,25 +185,33 @@ class RestorePlan:
 
         if not has_trees(entry.path for entry in self.bundle.opaque) and not chosen:
             return None
-        from bundler.lifecycle.tree_plan import TreePlan
+        from bundler.lifecycle.trees.tree_plan import TreePlan
 
-        return TreePlan(self.bundle, self.options)
+        options = self.options
+        return TreePlan(
+            self.bundle,
+            options.trees,
+            cache_dir=options.cache_dir,
+            keep=options.keep,
+            trust=options.trust,
+            only=options.only,
+        )
 
-    def _wanted_kernels(self) -> Sequence[Kernel]:
+    def wanted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
-        return self._usable_kernels(self._trusted_kernels())
+        return self.usable_kernels(self.trusted_kernels())
 
-    def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
+    def usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
         """Return those of the trusted kernels that this machine can use, or all if it was so asked;
         the others are in `unusable` then.
         """
         return (
             kernels
-            if self.options.only == "all"
-            else self._without(kernels, self.machine.judging(kernels))
+            if self.options.only == "all" or self._machine is None
+            else self._without(kernels, self._machine.judging(kernels))
         )
 
-    def _trusted_kernels(self) -> Sequence[Kernel]:
+    def trusted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in
         `unusable` then, with the reason.
         """
@@ -146,18 +236,10 @@ class RestorePlan:
                 left.append(kernel)
         return kernels if left is None else left
 
-    def _fetched_companions(self) -> Iterator[Companion]:
+    def fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
-        left = deque(self._wanted_companions())
-        while left:
-            run, size = [left.popleft()], 0
-            while (
-                left
-                and len(run) < UNITS_PER_TRIP
-                and size + left[0].artifact.size <= BYTES_PER_TRIP
-            ):
-                run.append(left.popleft())
-                size += run[-1].artifact.size
+        wanted = self._wanted_companions()
+        for run in runs(wanted, _stored_bytes, UNITS_PER_TRIP, BYTES_PER_TRIP):
             self.bundle.blobs.prefetch([digest_raw(entry.artifact.digest) for entry in run])
             yield from run
 
@@ -175,7 +257,8 @@ class RestorePlan:
             else:
                 self.unusable.append((entry.path, reason))
 
-    def _runs(self, items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    def runs_of(self, items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+        """Split items into runs, each of which is fetched at once."""
         if not self.bundle.blobs.waits:
             return runs(items, size_of, KERNELS_PER_RUN, BYTES_PER_RUN)
         return runs(
@@ -185,7 +268,10 @@ class RestorePlan:
             BYTES_PER_TRIP,
         )
 
-    def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]], others: int = 0) -> None:
+    def warn_of_nothing(self, skipped: Iterable[tuple[str, str]], others: int = 0) -> None:
+        """Warn that no kernel can be used here, with the reason; `others` is how many other files
+        are in place.
+        """
         keys = {kernel.key for kernel in self.bundle.kernels}
         # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
@@ -209,13 +295,19 @@ class RestorePlan:
         if self.options.keep == "launch" and isinstance(entry, Opaque):
             return "not needed to launch (keep='launch')"
         if self.options.only == "usable" and isinstance(entry, HelperLibrary):
-            return self.machine.why_not_helper(entry)
+            return why_not_helper(entry)
         return None
 
-    def _localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
+    @property
+    def unchecked(self) -> set[str]:
+        """Facts that are unknown on this machine and therefore excluded nothing."""
+        return set() if self._machine is None else self._machine.unchecked
+
+    def localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
+        """Put paths of this machine in place of a file's placeholders."""
         return localize(artifact.spans, data, root, self.triton_dir)
 
-    def _roots(self, kernel: Kernel) -> list[str]:
+    def roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
         if self.trees is not None and kernel.key in self.trees.kernel_roots:
             return [*self.trees.kernel_roots[kernel.key]]
@@ -248,7 +340,8 @@ class RestorePlan:
             return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
         return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
 
-    def _companion_roots(self, entry: Companion) -> list[str]:
+    def companion_roots(self, entry: Companion) -> list[str]:
+        """Return the directories that a file goes to."""
         folder = entry.path.partition("/")[0]
         in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(folder)
         if in_triton and self.trees is not None and folder in self.trees.kernel_roots:

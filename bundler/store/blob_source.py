@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
 
-`BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units
-into calls of the byte store, and `unit_payload` opens a stored unit, also for `Maintenance`.  Units
-that were fetched ahead are decoded as they are read (`unit_decoding.py`). Their blobs are compared
-with their digests then, or, in a restore, where they are written.
+`BundleStore.pull` makes one for each bundle, whose units `BundleUnits` lists; `unit_batches` splits
+units into calls of the byte store, and `open_unit` opens one alone, also for `KernelRecords`.  A
+restore fetches hundreds of units at once: `FetchedUnits` decodes each when the first of its blobs
+is read, so that writing begins with the first kernel.  Blobs are compared with their digests then,
+or, in a restore, where they are written.
 """
 
 from __future__ import annotations
@@ -14,33 +15,42 @@ import hashlib
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import zstandard
+
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
-from bundler.format.frame_buffers import FrameBuffers
-from bundler.format.limits import Limits
-from bundler.store import bounds, object_proofs
-from bundler.store.bundle_units import BundleUnits
-from bundler.store.damage import DAMAGED, checked, quarantine
+from bundler.format.frames import FrameBuffers, frame_bytes
+from bundler.format.lazy_kernel import blobs_of_files
+from bundler.format.limits import KIB, Limits
+from bundler.format.manifest import Content
+from bundler.store import object_proofs, store_layout
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.error_translation import store_errors
-from bundler.store.pull_marks import Marks
+from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
 from bundler.store.store_layout import (
     BATCH_BYTES,
     BATCH_KEYS,
     Hint,
     Unit,
     blobs_of,
-    check_seal,
+    checked_frame,
     decompress,
+    decompressor,
     dictionary_key,
     dictionary_of,
+    frame_of,
     split_unit,
+    units_of,
 )
-from bundler.store.unit_decoding import FetchedUnits
+from bundler.store.usage_marks import UsageMarks
 
+# One fetch is decoded while the next arrives, and kernels of the one before are still being read.
+_FETCHES_IN_USE = 3
+# Decoded into memory that was used a moment before, and copied from there: a stream, which needs no
+# copy, takes longer to set up.
+_COPIED_BYTES = 64 * KIB
 # A run of kernels that is written, and one that is fetched meanwhile
 # (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
@@ -49,6 +59,125 @@ CACHED_BYTES = 40 * 1024 * 1024
 UNMARKED_UNITS = 16
 # What one call may bring when each of its units is as large as the largest may be.
 LIED_BYTES = 8 * BATCH_BYTES
+
+
+class BundleUnits:
+    """The units of one bundle.
+
+    Safe under threads, without a lock, which another thread could hold at the moment of a fork: two
+    may make the same units.
+
+    Args:
+        content: of the bundle.
+
+    Attributes:
+        launch: those of the launch sets of its kernels.
+    """
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self._all: Sequence[Unit] | None = None
+        # Thousands have few targets, each of them one object, which its kernels keep: so no other
+        # one has its `id`.
+        kernels = content.kernels
+        targets = {id(kernel.target): kernel.target for kernel in kernels}
+        families = {known: f"{target}/launch" for known, target in targets.items()}
+        self.launch: Sequence[Unit] = [
+            Unit(tuple(sorted({*blobs_of_files(kernel, "launch")})), families[id(kernel.target)])
+            for kernel in kernels
+        ]
+
+    def all(self) -> Sequence[Unit]:
+        """Return all of them."""
+        if self._all is None:
+            self._all = [*self.launch, *units_of(self._content, launch=False)]
+        return self._all
+
+
+class FetchedUnits:
+    """Units by key, with what the store gave for each, in the order in which they came.
+
+    Safe under threads, without locks: whoever takes a unit out is alone with it.
+
+    Args:
+        dictionaries: where to look for those that were fetched.
+        verified: whether values come compared with the digest in their head.
+    """
+
+    def __init__(self, dictionaries: Dictionaries, *, verified: bool) -> None:
+        self._dictionaries, self._verified = dictionaries, verified
+        self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
+        self._buffers = FrameBuffers(_FETCHES_IN_USE)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiting
+
+    def add(self, units: Iterable[Unit], values: Mapping[str, bytes]) -> None:
+        """Add those of some units that the store gave."""
+        found = [unit for unit in units if unit.key in values]
+        # Pages of it take memory as they are written, so a value that is damaged costs none.
+        size = sum([unit.size for unit in found])
+        room, start = self._buffers.take(size), 0
+        for unit in found:
+            end = start + unit.size
+            self._waiting[unit.key] = unit, values[unit.key], room[start:end]
+            start = end
+
+    def take(self, key: str) -> tuple[bytes, memoryview | None] | None:
+        """Take a unit out; returns its value, and its payload of the right size, or None where it
+        has to be opened by who can say why.
+
+        No blob is compared with its digest.  None: the unit is not here.
+        """
+        waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            return None
+        unit, value, room = waiting
+        return value, room.toreadonly() if self._is_decoded(unit, value, room) else None
+
+    def drop(self, key: str) -> bool:
+        """Forget a unit; True when it was here."""
+        return self._waiting.pop(key, None) is not None
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """Return the key of each unit and the size of its payload, the oldest first."""
+        return [(key, unit.size) for key, (unit, _, _) in list(self._waiting.items())]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._waiting.clear()
+        self._buffers.clear()
+
+    def _is_decoded(self, unit: Unit, value: bytes, room: memoryview) -> bool:
+        """Decode a value into the room that its payload has; tell whether it filled it."""
+        digest, frame = frame_of(value)
+        dictionary = None if digest is None else self._dictionaries.known(digest)
+        if dictionary is None and digest is not None:
+            return False
+        try:
+            if not self._verified or not frame:
+                checked_frame(value, unit.key, unit.size)
+            if zstandard.frame_content_size(frame) != unit.size or not unit.size:
+                return False
+            decoder = decompressor(None if dictionary is None else dictionary.data)
+            if unit.size <= _COPIED_BYTES:
+                room[:] = decoder.decompress(
+                    frame, max_output_size=unit.size, allow_extra_data=False
+                )
+                return True
+            with decoder.stream_reader(frame) as reader:
+                # The decoder compares the checksum when it is asked for more than there is, and
+                # does not tell what follows the frame.
+                return (
+                    reader.readinto(room) == unit.size
+                    and not reader.read(1)
+                    and frame_bytes(frame) == len(frame)
+                )
+        except (*DAMAGED, zstandard.ZstdError):
+            return False
 
 
 class StoreBlobs(BlobSource):
@@ -62,11 +191,9 @@ class StoreBlobs(BlobSource):
         units: of the bundle that the blobs are of.
         limits: bounds on what is read.
         hints: dictionaries that its units are likely to need.
-        dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
         marks: marks what was pulled as in use, beside what is done with the first units; None where
             that was done.
-        buffers: memory for decoded units, where somebody has some from earlier ones.
     """
 
     verified = True
@@ -80,17 +207,15 @@ class StoreBlobs(BlobSource):
         limits: Limits,
         *,
         hints: Sequence[Hint] = (),
-        dictionaries: Dictionaries | None = None,
         read_only: bool = False,
-        marks: Marks | None = None,
-        buffers: FrameBuffers | None = None,
+        marks: UsageMarks | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
         self._marks, self._unread, self._fetching = marks, UNMARKED_UNITS, False
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
-        self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
-        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified, buffers=buffers)
+        self._dictionaries = Dictionaries(backend, name, read_only=read_only)
+        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
         # Of the launch sets until another blob is asked for.
         self._lazy_units = units if isinstance(units, BundleUnits) else None
         self._units = _by_digest(units.launch if isinstance(units, BundleUnits) else list(units))
@@ -230,7 +355,9 @@ class StoreBlobs(BlobSource):
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
-                found = self._backend.get_within(self._bounds(hinted, batch))
+                found = self._backend.get_within(
+                    unit_bounds(self._backend, batch, self._limits, hinted)
+                )
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             lost = self._learn(found.values())
             for key in (
@@ -273,16 +400,6 @@ class StoreBlobs(BlobSource):
             self._units = _by_digest(units.all())
             self._lazy_units = None
 
-    def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
-        """Return how large each may be, with what proves it where somebody is asked who is not
-        trusted.
-        """
-        if not self._backend.asks_peers:
-            return bounds.of_keys(dictionaries) | bounds.of_units(units)
-        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(
-            units, self._limits
-        )
-
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
         chosen = [hint for hint in self._hints if hint[0] in families]
@@ -293,16 +410,9 @@ class StoreBlobs(BlobSource):
         ]
 
     def _learn(self, values: Collection[bytes]) -> list[bytes]:
-        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those
-        that are not to be had.
-        """
-        new = self._dictionaries.unknown(map(dictionary_of, values))
-        if new:
-            self._dictionaries.fetch(new)
-            if not self._read_only:
-                with contextlib.suppress(BundlerError), store_errors(self._name):
-                    self._backend.touch([dictionary_key(digest) for digest in new])
-        return self._dictionaries.unknown(new)
+        return learn_dictionaries(
+            self._backend, self._dictionaries, values, read_only=self._read_only
+        )
 
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
@@ -317,11 +427,11 @@ class StoreBlobs(BlobSource):
         if damage is not None:
             raise damage
         with store_errors(self._name):
-            value = self._backend.get_within(self._bounds([], [unit])).get(unit.key)
-        if value is None:
-            raise NotFound(
-                f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key
+            value = self._backend.get_within(unit_bounds(self._backend, [unit], self._limits)).get(
+                unit.key
             )
+        if value is None:
+            raise missing_unit(self._name, unit)
         self._learn([value])
         blobs = self._open(unit, value)
         self._cache.update(blobs)
@@ -329,34 +439,15 @@ class StoreBlobs(BlobSource):
         return blobs
 
     def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
-        def split(value: bytes) -> dict[bytes, memoryview]:
-            payload = unit_payload(
-                value,
-                unit.key,
-                unit.size,
-                self._limits,
-                self._dictionaries,
-                self._name,
-                verified=self._backend.verified,
-            )
-            return split_unit(payload, unit)
-
-        try:
-            removable = () if self._read_only else DAMAGED
-            return checked(self._backend, self._name, unit.key, value, split, removable)
-        except NotFound:
-            digest = dictionary_of(value)
-            if digest is not None and not self._read_only and self._is_gone(digest):
-                quarantine(self._backend, self._name, unit.key)
-            raise
-
-    def _is_gone(self, digest: bytes) -> bool:
-        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is
-        silent.
-        """
-        with contextlib.suppress(BundlerError), store_errors(self._name):
-            return not self._backend.exists([dictionary_key(digest)])
-        return False
+        return open_unit(
+            self._backend,
+            self._name,
+            unit,
+            value,
+            self._limits,
+            self._dictionaries,
+            read_only=self._read_only,
+        )
 
     def _trim(self, more_bytes: int) -> None:
         """Let go of what came first, when so much more has come that what is kept has to be counted
@@ -383,6 +474,79 @@ class StoreBlobs(BlobSource):
         self._most_bytes = kept
 
 
+def unit_bounds(
+    backend: Backend, units: Collection[Unit], limits: Limits, dictionaries: Collection[str] = ()
+) -> dict[str, int]:
+    """Return how large units and dictionaries may be, with what proves it where somebody is asked
+    who is not trusted.
+    """
+    if backend.asks_peers:
+        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(units, limits)
+    return store_layout.bounds_of_keys(dictionaries) | store_layout.bounds_of_units(units)
+
+
+def learn_dictionaries(
+    backend: Backend,
+    dictionaries: Dictionaries,
+    values: Iterable[bytes],
+    *,
+    read_only: bool = False,
+) -> list[bytes]:
+    """Fetch the dictionaries of some units that nobody told us of, and mark them as in use; returns
+    those that are not to be had.
+    """
+    needed = {digest for digest in map(dictionary_of, values) if digest is not None}
+    new = dictionaries.unknown(needed) if needed else []
+    if not new:
+        return []
+    dictionaries.fetch(new)
+    if not read_only:
+        with contextlib.suppress(BundlerError), store_errors(dictionaries.name):
+            backend.touch([dictionary_key(digest) for digest in new])
+    return dictionaries.unknown(new)
+
+
+def missing_unit(name: str, unit: Unit) -> NotFound:
+    """Return the error for a unit that a store lacks."""
+    return NotFound(f"{name}: {unit.key} is missing; push the bundle again", key=unit.key)
+
+
+def open_unit(
+    backend: Backend,
+    name: str,
+    unit: Unit,
+    value: bytes,
+    limits: Limits,
+    dictionaries: Dictionaries,
+    *,
+    read_only: bool = False,
+) -> dict[bytes, memoryview]:
+    """Return the verified blobs of a stored unit; one that is damaged, or whose dictionary is gone,
+    is removed, unless the store is to be left as it is.
+
+    Raises:
+        DigestMismatch, FormatError: it is damaged.
+        NotFound: its dictionary is not to be had.
+    """
+
+    def split(value: bytes) -> dict[bytes, memoryview]:
+        payload = unit_payload(
+            value, unit.key, unit.size, limits, dictionaries, name, verified=backend.verified
+        )
+        return split_unit(payload, unit)
+
+    try:
+        return checked(backend, name, unit.key, value, split, () if read_only else DAMAGED)
+    except NotFound:
+        digest = dictionary_of(value)
+        if digest is not None and not read_only:
+            # Nowhere, and not only kept from us by a tier that is silent.
+            with contextlib.suppress(BundlerError), store_errors(name):
+                if not backend.exists([dictionary_key(digest)]):
+                    quarantine(backend, name, unit.key)
+        raise
+
+
 def unit_payload(
     value: bytes,
     key: str,
@@ -395,10 +559,10 @@ def unit_payload(
 ) -> bytes:
     """Return the payload of a unit.
 
-    Raises as `check_seal` and `decompress`, and `NotFound` when the dictionary that it needs is
+    Raises as `checked_frame` and `decompress`, and `NotFound` when the dictionary that it needs is
     missing.
     """
-    frame = check_seal(
+    frame = checked_frame(
         value, key, size, verified=verified
     )  # before the store is asked for what a damaged one names
     digest = dictionary_of(value)

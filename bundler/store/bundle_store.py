@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -28,21 +29,19 @@ from bundler.errors import (
 )
 from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_union import merge
+from bundler.format.frames import processors
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
-from bundler.store.blob_source import StoreBlobs, unit_batches
-from bundler.store.bundle_units import BundleUnits
-from bundler.store.damage import DAMAGED, checked
+from bundler.store import store_layout
+from bundler.store.blob_source import BundleUnits, StoreBlobs, unit_batches
 from bundler.store.dictionaries import UnitCompression
-from bundler.store.error_translation import store_errors
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
-from bundler.store.pull_marks import Marks
 from bundler.store.references import References
-from bundler.store.store_layout import Hint
+from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_layout import BATCH_BYTES, Hint, Unit
 from bundler.store.store_reports import (
     PruneReport,
     PushProgress,
@@ -53,9 +52,11 @@ from bundler.store.store_reports import (
 )
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
 from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
-from bundler.store.unit_sealing import Sealing
+from bundler.store.usage_marks import UsageMarks
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from bundler.trust.signature_policy import SignaturePolicy
     from bundler.trust.signing_keys import SigningKey
 
@@ -64,6 +65,13 @@ MODES = ("merge", "replace", "create")
 # Each lost race means that another push succeeded; so many in a row for one tag mean that something
 # is wrong with the store.
 SWAP_ATTEMPTS = 100
+# Of fewer units the first is done before a thread has begun.
+_LEAST_UNITS = 8
+# One thread reads and stores what they compress, which takes it a third of the time of one of them.
+_MOST_THREADS = 8
+# So many wait to be compressed or taken; enough that no thread waits for the caller, who stores
+# hundreds at a time.
+_MOST_AHEAD = 256
 _Seen = Callable[[Content], None]
 _log = logger("bundler.store")
 
@@ -288,12 +296,7 @@ class BundleStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -386,8 +389,8 @@ class BundleStore:
             if new:
                 self._put(new, units)
                 sent.bytes += _size(new)
-        with Sealing(compression.seal, len(missing)) as sealing:
-            sealed = sealing.values(self._payloads(bundle, missing))
+        with ParallelCompression(compression.encode, len(missing)) as compressing:
+            sealed = compressing.values(self._payloads(bundle, missing))
             for batch in batches(
                 sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])
             ):
@@ -431,7 +434,9 @@ class BundleStore:
         gone: set[str] = set()
         with store_errors(self.name):
             for batch in unit_batches(units):
-                found = self._backend.get_within(bounds.of_heads(unit.key for unit in batch))
+                found = self._backend.get_within(
+                    store_layout.bounds_of_heads(unit.key for unit in batch)
+                )
                 useless = [
                     key for key, value in found.items() if store_layout.dictionary_of(value) in lost
                 ]
@@ -474,14 +479,16 @@ class BundleStore:
                 return self._backend.claim(keys)
             # Touched before they are read: a prune that runs meanwhile then removes none of them.
             self._backend.touch(keys)
-            others = bounds.of_keys([key for key in keys if key not in units], self._limits)
-            found = self._backend.get_within(
-                others | bounds.of_units([units[key] for key in keys if key in units])
+            others = store_layout.bounds_of_keys(
+                [key for key in keys if key not in units], self._limits
             )
-        sound = {key for key, value in found.items() if store_layout.is_sealed(value)}
+            found = self._backend.get_within(
+                others | store_layout.bounds_of_units([units[key] for key in keys if key in units])
+            )
+        sound = {key for key, value in found.items() if store_layout.is_sound_object(value)}
         for key in found.keys() - sound:
             check = partial(
-                store_layout.check_seal, key=key, size=units[key].size if key in units else None
+                store_layout.checked_frame, key=key, size=units[key].size if key in units else None
             )
             try:
                 checked(self._backend, self.name, key, found[key], check)
@@ -530,7 +537,7 @@ class BundleStore:
         marks = (
             None
             if read_only
-            else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
+            else UsageMarks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
         )
         blobs = StoreBlobs(
             backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks
@@ -551,3 +558,59 @@ def _key_of(hint: Hint) -> str:
 
 def _payload(bundle: Bundle, unit: store_layout.Unit) -> bytes:
     return b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
+
+
+class ParallelCompression:
+    """Threads that compress units; used as a context, at whose end what was not begun is left
+    undone.
+
+    Args:
+        encode: returns what is to be stored for a unit and its payload; safe under threads.
+        units: how many there are going to be.
+    """
+
+    def __init__(self, encode: Callable[[Unit, bytes], bytes], units: int) -> None:
+        self._encode = encode
+        self._pool: ThreadPoolExecutor | None = None
+        threads = processors(_MOST_THREADS)
+        if units >= _LEAST_UNITS and threads > 1:
+            from concurrent.futures import (
+                ThreadPoolExecutor,  # who only pulls imports this module too
+            )
+
+            self._pool = ThreadPoolExecutor(threads)
+
+    def values(self, payloads: Iterable[tuple[Unit, bytes]]) -> Iterator[tuple[str, bytes]]:
+        """Yield what is to be stored by key, in the order of the units."""
+        if self._pool is None:
+            for unit, payload in payloads:
+                yield unit.key, self._encode(unit, payload)
+            return
+        ahead: deque[tuple[Unit, Future[bytes]]] = deque()
+        waiting_bytes = 0
+        for unit, payload in payloads:
+            while ahead and (len(ahead) == _MOST_AHEAD or waiting_bytes + unit.size > BATCH_BYTES):
+                waiting_bytes -= ahead[0][0].size
+                yield _taken(ahead)
+            ahead.append((unit, self._pool.submit(self._encode, unit, payload)))
+            waiting_bytes += unit.size
+        while ahead:
+            yield _taken(ahead)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            # After an error, or Ctrl-C, nobody waits for what no thread has begun.
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+
+def _taken(ahead: deque[tuple[Unit, Future[bytes]]]) -> tuple[str, bytes]:
+    unit, encoded = ahead.popleft()
+    return unit.key, encoded.result()

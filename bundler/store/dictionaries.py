@@ -27,10 +27,9 @@ from bundler.backends.port import Backend
 from bundler.errors import FormatError, NotFound
 from bundler.format.digest import check_digest, sha256
 from bundler.format.limits import KIB, MIB
-from bundler.store import bounds, store_layout
-from bundler.store.bounds import DICTIONARY_BYTES
-from bundler.store.damage import DAMAGED, checked
-from bundler.store.error_translation import store_errors
+from bundler.store import store_layout
+from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_layout import DICTIONARY_BYTES
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
 # So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no
@@ -121,7 +120,7 @@ class Dictionaries:
     """
 
     def __init__(self, backend: Backend, name: str, *, read_only: bool = False) -> None:
-        self._backend, self._name, self._read_only = backend, name, read_only
+        self._backend, self.name, self._read_only = backend, name, read_only
         self._known: dict[bytes, Dictionary] = {}
 
     def get(self, digest: bytes) -> Dictionary | None:
@@ -146,10 +145,10 @@ class Dictionaries:
         """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
         wanted = self.unknown(digests)
         if wanted:
-            with store_errors(self._name):
+            with store_errors(self.name):
                 self.take(
                     self._backend.get_within(
-                        bounds.of_keys(map(store_layout.dictionary_key, wanted))
+                        store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
                     )
                 )
 
@@ -159,7 +158,7 @@ class Dictionaries:
         for key, value in values.items():
             try:
                 found = checked(
-                    self._backend, self._name, key, value, partial(opened, key), removable
+                    self._backend, self.name, key, value, partial(opened, key), removable
                 )
             except DAMAGED:
                 continue
@@ -176,7 +175,7 @@ def opened(key: str, value: bytes) -> Dictionary:
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
     # The digest in the key is that of the content, so a dictionary cannot be exchanged for another
     # one.
-    content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
+    content = store_layout.decode_object(value, key, None, most_bytes=DICTIONARY_BYTES)
     digest = bytes.fromhex(key.rpartition("/")[2])
     check_digest(content, digest, key)
     return Dictionary(content, digest)
@@ -220,7 +219,7 @@ class UnitCompression:
                 found = Dictionary.of(samples)
                 if found is not None:
                     self._hints.insert(0, (family, found.digest))
-                    new[found.key] = store_layout.seal(found.content)
+                    new[found.key] = store_layout.encode_object(found.content)
             if found is not None:
                 self._chosen[family] = found
         return new
@@ -233,15 +232,17 @@ class UnitCompression:
                 return known
         return None
 
-    def seal(self, unit: store_layout.Unit, payload: bytes) -> bytes:
+    def encode(self, unit: store_layout.Unit, payload: bytes) -> bytes:
         """Return what is stored for a unit; threads may do this at the same time."""
         chosen = self._chosen.get(unit.family)
         if chosen is None or len(payload) > DICTIONARY_BYTES:
-            return store_layout.seal(payload)
+            return store_layout.encode_object(payload)
         compressors: dict[str, zstandard.ZstdCompressor] = self._of_thread.__dict__
         if unit.family not in compressors:
             compressors[unit.family] = chosen.compressor()
-        return store_layout.seal_with(chosen.digest, compressors[unit.family].compress(payload))
+        return store_layout.encode_object_with(
+            chosen.digest, compressors[unit.family].compress(payload)
+        )
 
     def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
         """Return the dictionaries of these families for the tag to name, the latest first."""

@@ -26,10 +26,9 @@ from bundler.errors import FormatError
 from bundler.format import names, wire
 from bundler.format.digest import sha256
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.store import bounds, store_layout
-from bundler.store.damage import DAMAGED, checked
-from bundler.store.error_translation import store_errors
+from bundler.store import store_layout
 from bundler.store.kernel_index import KernelIndex, file_name, index_key
+from bundler.store.store_failures import DAMAGED, checked, store_errors
 
 FILES = f"{store_layout.MAJOR}/s"
 _VERSION = 1
@@ -86,7 +85,7 @@ class FileRecords:
         for batch in batches(dict.fromkeys(known_by), store_layout.BATCH_KEYS // 2):
             published = {_key(name): name for name in batch} if self._readable else {}
             pushed = {index_key(file_name(name)): name for name in batch}
-            asked = bounds.of_keys([*published, *pushed], self._limits)
+            asked = store_layout.bounds_of_keys([*published, *pushed], self._limits)
             with store_errors(self.name):
                 values = self._backend.get_within(asked)
             for key in published.keys() & values.keys():
@@ -110,7 +109,7 @@ class FileRecords:
             UnsafeName: not a file name.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored.
         """
-        value = store_layout.seal(
+        value = store_layout.encode_object(
             wire.pack([_VERSION, name, names.check_file_name(filename), data])
         )
         with store_errors(self.name):
@@ -137,7 +136,7 @@ class FileRecords:
         left = most
         for batch in batches([stat.key for stat in stats], store_layout.BATCH_KEYS):
             with store_errors(self.name):
-                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+                values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
             for key in batch:
                 if (
                     left
@@ -170,7 +169,7 @@ class FileRecords:
 
     def _opened(self, what: str, value: bytes) -> tuple[str, bytes]:
         payload = wire.unpack(
-            store_layout.unseal(value, what, None, self._limits), what, self._limits
+            store_layout.decode_object(value, what, None, self._limits), what, self._limits
         )
         version, known_by, filename, data = wire.fields(
             payload, what, int, str, str, bytes, open_ended=True

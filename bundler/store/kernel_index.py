@@ -34,11 +34,10 @@ from bundler.format.entries import HelperLibrary, Kernel, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
+from bundler.store import store_layout
 from bundler.store.blob_source import StoreBlobs
-from bundler.store.damage import DAMAGED, checked
-from bundler.store.error_translation import store_errors
 from bundler.store.moved_index import MovedIndex
+from bundler.store.store_failures import DAMAGED, checked, store_errors
 from bundler.store.store_signatures import StoreSignatures, envelopes_in
 from bundler.store.stored_manifests import read_manifest
 
@@ -114,6 +113,7 @@ class KernelIndex:
             it may.
 
     Attributes:
+        held: bundles that were read before, the last one first.
         moved: by which kernels are found that only moved.
     """
 
@@ -121,20 +121,20 @@ class KernelIndex:
         self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, judge: Judge = _allow
     ) -> None:
         self._backend, self._name, self._limits, self._judge = backend, name, limits, judge
-        # The one that was read last is the first.  Replaced as a whole: threads read it without a
+        # Replaced as a whole: threads read it without a
         # lock, which a fork could leave locked.
-        self._held: tuple[_ReadBundle, ...] = ()
+        self.held: tuple[_ReadBundle, ...] = ()
         self.moved = MovedIndex(backend, name, limits)
 
     def remembered(self, keys: Iterable[str]) -> dict[str, Indexed]:
         """Return the kernels that bundles which were read before have; asks the store nothing."""
-        held = self._held
+        held = self.held
         found = ((key, _first(held, key)) for key in keys) if held else ()
         return {key: kernel for key, kernel in found if kernel is not None}
 
     def forget(self) -> None:
         """Forget the bundles that were read: one of them lacks what it had."""
-        self._held = ()
+        self.held = ()
 
     def find(self, keys: Collection[str]) -> dict[str, Indexed]:
         """Return the kernels that a bundle has, by key: two round trips more for each bundle that
@@ -195,7 +195,7 @@ class KernelIndex:
         found: dict[str, BundlePlace] = {}
         for batch in batches(wanted, store_layout.BATCH_KEYS):
             with store_errors(self._name):
-                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+                values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
             places = self.decode_places(values)
             found |= {wanted[stored]: place for stored, place in places.items()}
         return found
@@ -349,12 +349,12 @@ class KernelIndex:
             yield held
 
     def _bundle(self, manifest: str, tag_value: bytes | None = None) -> _ReadBundle | None:
-        for held in self._held:
+        for held in self.held:
             if held.manifest == manifest:
                 return held
         read = self._read(manifest, tag_value)
         if read is not None:
-            self._held = (read, *self._held[: _REMEMBERED - 1])
+            self.held = (read, *self.held[: _REMEMBERED - 1])
         return read
 
     def _read(self, manifest: str, tag_value: bytes | None) -> _ReadBundle | None:
@@ -434,12 +434,14 @@ def index_key(name: str) -> str:
 
 def encode_place(place: BundlePlace) -> bytes:
     """Return the stored value of an entry."""
-    return store_layout.seal(wire.pack([_VERSION, *place]))
+    return store_layout.encode_object(wire.pack([_VERSION, *place]))
 
 
 def decode_place(key: str, value: bytes) -> BundlePlace:
     """Return what an entry names; raises `FormatError`, `DigestMismatch`."""
-    payload = wire.unpack(store_layout.unseal(value, key, None, most_bytes=bounds.PLACE_BYTES), key)
+    payload = wire.unpack(
+        store_layout.decode_object(value, key, None, most_bytes=store_layout.PLACE_BYTES), key
+    )
     version, manifest, tag = wire.fields(payload, key, int, str, str, open_ended=True)
     if version != _VERSION:
         raise FormatError(f"{key}: version {version}, expected {_VERSION}", key=key)

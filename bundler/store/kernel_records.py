@@ -21,32 +21,43 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from bundler.backends.batches import batches
 from bundler.backends.breaker import bounded
 from bundler.backends.port import Backend, Lease, Stat
-from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, UnsafeName
+from bundler.errors import (
+    BundlerError,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    UnsafeName,
+    Untrusted,
+)
 from bundler.format import names, wire
-from bundler.format.bundle import Bundle, Keep, MemoryBlobs
+from bundler.format.bundle import BlobSource, Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Kernel
-from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.summary import Summarized
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
-from bundler.store.blob_source import StoreBlobs, unit_batches
-from bundler.store.damage import DAMAGED, checked
+from bundler.store import store_layout
+from bundler.store.blob_source import (
+    learn_dictionaries,
+    missing_unit,
+    open_unit,
+    unit_batches,
+    unit_bounds,
+)
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.error_translation import store_errors
 from bundler.store.kernel_index import FILES_INDEX, INDEX, Indexed, KernelIndex, index_key
 from bundler.store.moved_index import MovedIndex
+from bundler.store.store_failures import DAMAGED, checked, store_errors
 from bundler.user_warnings import warn
 
 RECORDS, FAILURES, LEASES = (
@@ -57,33 +68,43 @@ RECORDS, FAILURES, LEASES = (
 # A record that another published, and that is lost when we look at it, leaves room for ours; until
 # the next is faster again.
 ATTEMPTS = 3
-# Of lookups at the same time; a session has one for each kernel that it asks for.
-_BUFFERS = 1
 _VERSION = 1
 # Of what a compiler said; the end of it says most.
 _MESSAGE_CHARACTERS = 1000
 _log = logger("bundler.store")
 
 
-@dataclass(frozen=True, repr=False)
-class LookUp(Summarized):
+class LookUp:
     """What was found of the kernels asked for.
 
     Attributes:
-        bundle: the kernels that are there, with their verified bytes in memory.
+        found: the kernels that are there, by key, with their verified bytes.
         missing: keys of the others, in the order asked for.
         damaged: those of `missing` whose record was there, but not all that it names: key ->
             reason.
         seconds: of the damaged ones whose record could be read, how long their compile took.
-        code: keys of kernels of bundles whose code may be used, by what the policy asks of
-            signatures; never of a kernel that was published by itself, which nobody signed.
     """
 
-    bundle: Bundle
-    missing: tuple[str, ...]
-    damaged: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    code: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self.found: dict[str, StoredKernel] = {}
+        self.missing: tuple[str, ...] = ()
+        self.damaged: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        """The kernels that are there, with their bytes in memory."""
+        content = Content.of([one.kernel for one in self.found.values()])
+        observed = Observed({key: one.seen for key, one in self.found.items()})
+        blobs = {digest: data for one in self.found.values() for digest, data in one.blobs.items()}
+        return Bundle(content, observed, MemoryBlobs(blobs, verified=True))
+
+    @property
+    def code(self) -> frozenset[str]:
+        """Keys of kernels of bundles whose code may be used, by what the policy asks of signatures;
+        never of a kernel that was published by itself, which nobody signed.
+        """
+        return frozenset(key for key, one in self.found.items() if one.code)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,8 +133,19 @@ class ToldFailure(NamedTuple):
     message: str
 
 
-class _Record:
-    """A kernel of the store; `named_by` are the keys of the objects that lead to its units."""
+class StoredKernel(BlobSource):
+    """A kernel of the store, and once it was read the source of its bytes.
+
+    Attributes:
+        kernel: the kernel.
+        seen: what was observed when it was recorded.
+        named_by: keys of the objects that lead to its units.
+        code: whether signatures let code of the bundle that it came with be used.
+        units: what its files are stored in.
+        blobs: its verified bytes, by raw digest.
+    """
+
+    verified = True
 
     def __init__(
         self,
@@ -124,16 +156,38 @@ class _Record:
         code: bool = False,
     ) -> None:
         self.kernel, self.seen, self.named_by, self.code = kernel, seen, named_by, code
+        self.units = list(store_layout.units_of_kernels([kernel]))
+        self.blobs: dict[bytes, memoryview] = {}
 
-    def keeping(self, keep: Keep) -> _Record:
+    @property
+    def seconds(self) -> float:
+        """How long its compile took, 0 when that is not known."""
+        return sum([us for _, us in self.seen.times_us]) / 1e6
+
+    def keeping(self, keep: Keep) -> StoredKernel:
+        """Return the same with the files that are wanted of it."""
         if keep == "all":
             return self
         kernel = self.kernel.with_artifacts(self.kernel.launch_set)
-        return _Record(kernel, self.seen, self.named_by, code=self.code)
+        return StoredKernel(kernel, self.seen, self.named_by, code=self.code)
 
-    @cached_property
-    def units(self) -> list[store_layout.Unit]:
-        return list(store_layout.units_of_kernels([self.kernel]))
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the bytes of a file; raises `NotFound`."""
+        return bytes(self.view_blobs([digest])[0])
+
+    def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the bytes of several files; raises `NotFound`."""
+        try:
+            return [self.blobs[digest] for digest in digests]
+        except KeyError as error:
+            raise NotFound(f"{self.kernel.key}: no such file", key=self.kernel.key) from error
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the same."""
+        return self.view_blobs(digests)
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Its bytes are here."""
 
 
 class KernelRecords:
@@ -157,7 +211,7 @@ class KernelRecords:
     # Under which keys kernels were recorded that only moved since.
     moved: MovedIndex
     # Whether kernels that were published by themselves are taken, and whether nothing is said if
-    # they are not (`unsigned_records.py`).
+    # they are not (`UnsignedRecords`).
     readable, quiet = True, False
 
     def __init__(
@@ -172,7 +226,7 @@ class KernelRecords:
         self._index = index or KernelIndex(backend, name, limits)
         self.moved = self._index.moved
         self._told: set[str] = set()
-        self._dictionaries, self._buffers = Dictionaries(backend, name), FrameBuffers(_BUFFERS)
+        self._dictionaries = Dictionaries(backend, name)
         self._on_failure = on_failure
 
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
@@ -192,35 +246,48 @@ class KernelRecords:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         wanted = list(dict.fromkeys(map(names.check_kernel_key, keys)))
-        found: dict[str, _Record] = {}
-        blobs: dict[bytes, bytes] = {}
-        damaged: dict[str, str] = {}
-        lost: dict[str, _Record] = {}
+        looked_up = LookUp()
         for batch in batches(wanted, store_layout.BATCH_KEYS):
-            held = _of_bundles(self._index.remembered(batch))
-            found |= self._read_all(held, keep, blobs, damaged)
-            left = [key for key in batch if key not in found]
+            found, damaged, lost = self._look_up(batch, keep)
+            looked_up.found |= found
+            looked_up.damaged = damaged | looked_up.damaged
+            looked_up.seconds |= {key: record.seconds for key, record in lost.items()}
+        looked_up.missing = tuple([key for key in wanted if key not in looked_up.found])
+        return looked_up
+
+    def find(self, key: str, keep: Keep = "all") -> StoredKernel | None:
+        """Return one kernel; None where it is not there whole.  Raises as `look_up`."""
+        return self._look_up([names.check_kernel_key(key)], keep)[0].get(key)
+
+    def _look_up(
+        self, keys: list[str], keep: Keep
+    ) -> tuple[dict[str, StoredKernel], dict[str, str], dict[str, StoredKernel]]:
+        """Return kernels that are there whole, why others are not, and those of which there is a
+        record.
+        """
+        found: dict[str, StoredKernel] = {}
+        damaged: dict[str, str] = {}
+        left = keys
+        if self._index.held:
+            held = _of_bundles(self._index.remembered(keys))
+            found = self._read_all(held, keep, damaged)
+            left = [key for key in keys if key not in found]
             if held.keys() & set(left):
                 self._index.forget()
-                for key in held.keys() & damaged.keys():
-                    del damaged[key]
-            alone = self._records(left, damaged)
-            found |= self._read_all(alone, keep, blobs, damaged)
-            lost |= {key: record for key, record in alone.items() if key in damaged}
-            rest = [key for key in left if key not in found]
-            pushed = _of_bundles(self._index.find(rest)) if rest else {}
+                damaged.clear()
+        alone = self._records(left, damaged)
+        found |= self._read_all(alone, keep, damaged)
+        lost = {key: record for key, record in alone.items() if key in damaged}
+        rest = [key for key in left if key not in found]
+        if rest:
+            pushed = _of_bundles(self._index.find(rest))
             lacking: dict[str, str] = {}
-            found |= self._read_all(pushed, keep, blobs, lacking)
+            found |= self._read_all(pushed, keep, lacking)
             damaged = lacking | damaged
         self._keep_alive(found.values())
-        self._remove_dangling(lost)
-        return LookUp(
-            _bundle(found.values(), blobs),
-            tuple(key for key in wanted if key not in found),
-            damaged,
-            {key: sum(us for _, us in record.seen.times_us) / 1e6 for key, record in lost.items()},
-            frozenset(key for key, record in found.items() if record.code),
-        )
+        if lost:
+            self._remove_dangling(lost)
+        return found, damaged, lost
 
     def publish(self, bundle: Bundle) -> Published:
         """Store the kernels of a bundle, each under its key: first all units, then the records.
@@ -231,7 +298,7 @@ class KernelRecords:
             FormatError, DigestMismatch: the bundle is damaged.
         """
         mine = {
-            k.key: _Record(k, bundle.observed.kernels.get(k.key, Observation()))
+            k.key: StoredKernel(k, bundle.observed.kernels.get(k.key, Observation()))
             for k in bundle.kernels
         }
         if not self.readable:  # whoever was first, his is not used here
@@ -353,11 +420,13 @@ class KernelRecords:
             self._told.add(error.code)
             warn(f"{error}; the program goes on without the store")
 
-    def _records(self, keys: list[str], damaged: dict[str, str]) -> dict[str, _Record]:
+    def _records(self, keys: list[str], damaged: dict[str, str]) -> dict[str, StoredKernel]:
         wanted = {_key(RECORDS, key): key for key in keys} if self.readable else {}
         with store_errors(self.name):
             values = (
-                self._backend.get_within(bounds.of_keys(wanted, self._limits)) if wanted else {}
+                self._backend.get_within(store_layout.bounds_of_keys(wanted, self._limits))
+                if wanted
+                else {}
             )
         records = {}
         for stored, value in values.items():
@@ -369,10 +438,10 @@ class KernelRecords:
                 damaged[key] = error.message
         return records
 
-    def _decode(self, key: str, value: bytes) -> _Record:
+    def _decode(self, key: str, value: bytes) -> StoredKernel:
         what = _key(RECORDS, key)
         payload = wire.unpack(
-            store_layout.unseal(value, what, None, self._limits), what, self._limits
+            store_layout.decode_object(value, what, None, self._limits), what, self._limits
         )
         version, content_bytes, observed_bytes = wire.fields(
             payload, what, int, bytes, bytes, open_ended=True
@@ -385,48 +454,46 @@ class KernelRecords:
         if [kernel.key for kernel in content.kernels] != [key] or len(list(content.entries)) != 1:
             raise FormatError(f"{what}: expected this kernel and nothing else", key=what)
         seen = Observed.decode(observed_bytes, self._limits).kernels.get(key, Observation())
-        return _Record(content.kernels[0], seen, (what,))
+        return StoredKernel(content.kernels[0], seen, (what,))
 
     def _read_all(
         self,
-        records: dict[str, _Record],
+        records: dict[str, StoredKernel],
         keep: Keep,
-        blobs: dict[bytes, bytes],
         damaged: dict[str, str],
-    ) -> dict[str, _Record]:
+    ) -> dict[str, StoredKernel]:
         """Fetch the units of kernels; returns those that are whole."""
-        found: dict[str, _Record] = {}
-        for group in _groups(record.keeping(keep) for record in records.values()):
-            found |= self._read(group, blobs, damaged)
-        return found
-
-    def _read(
-        self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]
-    ) -> dict[str, _Record]:
-        """Fetch the units of some kernels in one batch; returns those that are whole."""
-        units = [unit for record in group for unit in record.units]
-        source = StoreBlobs(
-            self._backend,
-            self.name,
-            units,
-            self._limits,
-            dictionaries=self._dictionaries,
-            buffers=self._buffers,
-        )
-        digests = [
-            [digest for unit in record.units for digest, _ in unit.blobs] for record in group
-        ]
-        source.prefetch([digest for some in digests for digest in some])
+        wanted = [record.keeping(keep) for record in records.values()]
+        units = {unit.key: unit for record in wanted for unit in record.units}
+        opened: dict[str, dict[bytes, memoryview]] = {}
+        why: dict[str, str] = {}
+        for batch in unit_batches(units.values()):
+            with store_errors(self.name):
+                values = self._backend.get_within(unit_bounds(self._backend, batch, self._limits))
+            learn_dictionaries(self._backend, self._dictionaries, values.values())
+            for unit in batch:
+                try:
+                    opened[unit.key] = self._opened(unit, values.get(unit.key))
+                except (NotFound, *DAMAGED) as error:
+                    why[unit.key] = error.message
         found = {}
-        for record, wanted in zip(group, digests, strict=True):
-            try:
-                blobs.update(zip(wanted, map(bytes, source.view_blobs(wanted)), strict=True))
-                found[record.kernel.key] = record
-            except (NotFound, *DAMAGED) as error:
-                damaged[record.kernel.key] = error.message
+        for record in wanted:
+            reason = next((why[unit.key] for unit in record.units if unit.key in why), None)
+            if reason is not None:
+                damaged[record.kernel.key] = reason
+                continue
+            for unit in record.units:
+                record.blobs |= opened[unit.key]
+            found[record.kernel.key] = record
         return found
 
-    def _create(self, records: dict[str, _Record], bundle: Bundle) -> frozenset[str]:
+    def _opened(self, unit: store_layout.Unit, value: bytes | None) -> dict[bytes, memoryview]:
+        """Return the verified blobs of a unit that the store gave."""
+        if value is None:
+            raise missing_unit(self.name, unit)
+        return open_unit(self._backend, self.name, unit, value, self._limits, self._dictionaries)
+
+    def _create(self, records: dict[str, StoredKernel], bundle: Bundle) -> frozenset[str]:
         """Store units, then records; returns the keys whose record we created."""
         units = {unit.key: unit for record in records.values() for unit in record.units}
         with store_errors(self.name):
@@ -443,7 +510,7 @@ class KernelRecords:
         self.moved.add(record.kernel for record in mine.values())
         return frozenset(mine)
 
-    def _keep_alive(self, found: Collection[_Record]) -> None:
+    def _keep_alive(self, found: Collection[StoredKernel]) -> None:
         """Mark what was found as in use; a store that we may only read stays as it is."""
         keys = [key for r in found for key in (*r.named_by, *(unit.key for unit in r.units))]
         if keys:
@@ -453,12 +520,10 @@ class KernelRecords:
             except BundlerError as error:
                 _log.info("%s: not marked as in use: %s", self.name, error)
 
-    def _remove_dangling(self, lost: dict[str, _Record]) -> None:
+    def _remove_dangling(self, lost: dict[str, StoredKernel]) -> None:
         """Remove records whose units are gone, so that the next build can be published; not because
         a tier is silent.
         """
-        if not lost:
-            return
         try:
             with store_errors(self.name):
                 there = self._backend.exists(
@@ -490,40 +555,58 @@ def _key(kind: str, kernel: str) -> str:
     return f"{kind}/{names.check_kernel_key(kernel)}"
 
 
-def _of_bundles(found: dict[str, Indexed]) -> dict[str, _Record]:
+def _of_bundles(found: dict[str, Indexed]) -> dict[str, StoredKernel]:
     return {
-        key: _Record(one.kernel, one.seen, (index_key(key), one.manifest), code=one.code)
+        key: StoredKernel(one.kernel, one.seen, (index_key(key), one.manifest), code=one.code)
         for key, one in found.items()
     }
 
 
-def _encode(record: _Record) -> bytes:
+def _encode(record: StoredKernel) -> bytes:
     content = Content.of([record.kernel])
     observed = Observed({record.kernel.key: record.seen})
-    return store_layout.seal(wire.pack([_VERSION, content.encode(), observed.encode()]))
+    return store_layout.encode_object(wire.pack([_VERSION, content.encode(), observed.encode()]))
 
 
 def _sealed(unit: store_layout.Unit, bundle: Bundle) -> bytes:
     # Verified: what is published first is everybody's.
-    return store_layout.seal(
+    return store_layout.encode_object(
         b"".join(bundle.view_blob(digest, unit.key) for digest, _ in unit.blobs)
     )
 
 
-def _groups(records: Iterable[_Record]) -> Iterator[list[_Record]]:
-    """Split kernels so that the units of a group make one batch."""
-    return batches(
-        records,
-        store_layout.BATCH_KEYS,
-        store_layout.BATCH_BYTES,
-        lambda record: sum(unit.size for unit in record.units),
-        number=lambda record: len(record.units),
-    )
+class UnsignedRecords(KernelRecords):
+    """The kernels of a store where signatures are required, which kernels that were published one
+    by one have not: of these none is taken, and new ones are published.
 
+    Kernels of bundles are taken where the signature of their bundle counts.  The first look that finds no signed kernel says so,
+    once for each process that asks the store.
+    """
 
-def _bundle(records: Iterable[_Record], blobs: dict[bytes, bytes]) -> Bundle:
-    held = list(records)
-    observed = Observed({record.kernel.key: record.seen for record in held})
-    return Bundle(
-        Content.of([record.kernel for record in held]), observed, MemoryBlobs(blobs, verified=True)
-    )
+    readable = False
+
+    def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
+        """Return the kernels that a signed bundle of the store has."""
+        found = super().look_up(keys, keep)
+        if found.missing:
+            self.say()
+        return found
+
+    def find(self, key: str, keep: Keep = "all") -> StoredKernel | None:
+        """Return a kernel that a signed bundle of the store has."""
+        found = super().find(key, keep)
+        if found is None:
+            self.say()
+        return found
+
+    def say(self) -> None:
+        """Say once that kernels of the store are not used."""
+        if not self.quiet:
+            self.quiet = True
+            self.report_failure(
+                Untrusted(
+                    f"{self.name}: signatures are required, and kernels that were published one by"
+                    " one have none, so that none of them is used; push them as a bundle with"
+                    " a key"
+                )
+            )

@@ -19,11 +19,9 @@ from bundler.errors import AccessDenied, BundlerError, FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
-from bundler.store import bounds, store_layout
+from bundler.store import store_layout
 from bundler.store.blob_source import unit_payload
-from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
-from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
 from bundler.store.kernel_index import (
     FILES_INDEX,
@@ -37,6 +35,7 @@ from bundler.store.kernel_index import (
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.moved_index import decode_kernel, moved_entry, moved_keys
 from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
+from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
@@ -358,14 +357,16 @@ class Maintenance:
         """Yield those of these objects that are there, a few at a time, each up to the limit of its
         kind, or only their heads.
         """
-        limits = bounds.of_keys([stat.key for stat in stats], self._limits)
+        limits = store_layout.bounds_of_keys([stat.key for stat in stats], self._limits)
 
         def expected(stat: Stat) -> int:
             return min(stat.size_bytes, limits[stat.key])
 
         for batch in batches(stats, READ_AT_ONCE, store_layout.BATCH_BYTES, expected):
             keys = [stat.key for stat in batch]
-            asked = {key: limits[key] for key in keys} if whole else bounds.of_heads(keys)
+            asked = (
+                {key: limits[key] for key in keys} if whole else store_layout.bounds_of_heads(keys)
+            )
             with store_errors(self._name):
                 values = self._backend.get_within(asked)
             # Popped, so that no more than one batch is in memory.
@@ -392,9 +393,9 @@ class Maintenance:
                 unfollowed.append((tag, why))
                 continue
             with store_errors(self._name):
-                value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(
-                    manifest
-                )
+                value = self._backend.get_within(
+                    store_layout.bounds_of_keys([manifest], self._limits)
+                ).get(manifest)
             reached.add(manifest)
             if value is None:
                 unfollowed.append((tag, f"its manifest {manifest} is missing"))
@@ -467,7 +468,7 @@ class Maintenance:
             check_envelope(key, value)
         else:
             unit = known.get(key)
-            store_layout.check_seal(value, key, None if unit is None else unit.size)
+            store_layout.checked_frame(value, key, None if unit is None else unit.size)
             if _rank(key) == _UNIT:
                 self._check_unit(key, unit, value)
 

@@ -31,13 +31,13 @@ from bundler.errors import (
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
+from bundler.store import store_layout
 from bundler.store.blob_source import unit_batches
-from bundler.store.error_translation import store_errors
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
 from bundler.store.references import did_you_mean
+from bundler.store.store_failures import store_errors
 from bundler.store.store_reports import SyncReport
 from bundler.store.store_signatures import check_envelope, envelope_keys, envelopes_in
 from bundler.store.stored_manifests import read_manifest
@@ -236,7 +236,7 @@ class Mirror:
     def _move_units(self, units: Collection[store_layout.Unit]) -> None:
         for batch in unit_batches(units):
             with store_errors(self._source_name):
-                found = self._source.get_within(bounds.of_units(batch))
+                found = self._source.get_within(store_layout.bounds_of_units(batch))
             for unit in batch:
                 value = found.get(unit.key)
                 if value is None:
@@ -263,14 +263,14 @@ class Mirror:
         from bundler.store.dictionaries import opened
 
         for key in dictionaries:
-            value = self._dictionary(key, bounds.of_key(key))
+            value = self._dictionary(key, store_layout.bound_of_key(key))
             if value is not None:
                 opened(key, value)
                 self._put({key: value})
 
     def _move_signatures(self, keys: Collection[str]) -> None:
         with store_errors(self._source_name):
-            found = self._source.get_within(bounds.of_keys(keys)) if keys else {}
+            found = self._source.get_within(store_layout.bounds_of_keys(keys)) if keys else {}
         for key, value in found.items():
             check_envelope(key, value)
         self._put(found)

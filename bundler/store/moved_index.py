@@ -27,9 +27,8 @@ from bundler.format.keyparts import FUNCTIONS_PART, moved_key_of
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.package_loggers import logger
-from bundler.store import bounds, store_layout
-from bundler.store.damage import DAMAGED, checked
-from bundler.store.error_translation import store_errors
+from bundler.store import store_layout
+from bundler.store.store_failures import DAMAGED, checked, store_errors
 
 _PREFIX = store_layout.MOVED
 _VERSION = 1
@@ -58,7 +57,7 @@ class MovedIndex:
         found: dict[str, str] = {}
         for batch in batches(wanted, store_layout.BATCH_KEYS):
             with store_errors(self._name):
-                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+                values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
             for stored, value in values.items():
                 try:
                     decode = partial(decode_kernel, stored)
@@ -130,13 +129,13 @@ def moved_entry(moved: str) -> str:
 
 def encode_kernel(key: str) -> bytes:
     """Return the stored value of an entry."""
-    return store_layout.seal_small(wire.pack([_VERSION, key]))
+    return store_layout.encode_small_object(wire.pack([_VERSION, key]))
 
 
 def decode_kernel(stored: str, value: bytes) -> str:
     """Return the kernel that an entry names; raises `FormatError`, `DigestMismatch`."""
     payload = wire.unpack(
-        store_layout.unseal(value, stored, None, most_bytes=bounds.PLACE_BYTES), stored
+        store_layout.decode_object(value, stored, None, most_bytes=store_layout.PLACE_BYTES), stored
     )
     version, key = wire.fields(payload, stored, int, str, open_ended=True)
     if version != _VERSION:

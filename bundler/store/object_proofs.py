@@ -15,9 +15,9 @@ from functools import partial
 from bundler.backends.port import Provable
 from bundler.errors import LimitExceeded, NotFound
 from bundler.format.limits import Limits
-from bundler.store import bounds, store_layout
-from bundler.store.damage import DAMAGED
+from bundler.store import store_layout
 from bundler.store.dictionaries import Dictionary, opened
+from bundler.store.store_failures import DAMAGED
 
 # Asks who sent an object for another one, up to a size.
 Need = Callable[[str, int], bytes | None]
@@ -28,21 +28,28 @@ _FAST = 1
 
 
 def of_units(units: Iterable[store_layout.Unit], limits: Limits) -> dict[str, int]:
-    """Return what `bounds.of_units` does, provable."""
+    """Return what `store_layout.bounds_of_units` does, provable."""
     return {
-        unit.key: Provable(store_layout.sealed_bytes(unit.size), partial(prove_unit, unit, limits))
+        unit.key: Provable(
+            store_layout.most_object_bytes(unit.size), partial(prove_unit, unit, limits)
+        )
         for unit in units
     }
 
 
 def of_manifest(key: str, limits: Limits) -> dict[str, int]:
-    """Return what `bounds.of_keys` does for a manifest, provable."""
-    return {key: Provable(bounds.of_key(key, limits), partial(_prove_manifest, key, limits))}
+    """Return what `store_layout.bounds_of_keys` does for a manifest, provable."""
+    return {
+        key: Provable(store_layout.bound_of_key(key, limits), partial(_prove_manifest, key, limits))
+    }
 
 
 def of_dictionaries(keys: Iterable[str]) -> dict[str, int]:
-    """Return what `bounds.of_keys` does for dictionaries, provable."""
-    return {key: Provable(bounds.of_key(key), partial(_prove_dictionary, key)) for key in keys}
+    """Return what `store_layout.bounds_of_keys` does for dictionaries, provable."""
+    return {
+        key: Provable(store_layout.bound_of_key(key), partial(_prove_dictionary, key))
+        for key in keys
+    }
 
 
 def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes | None:
@@ -61,7 +68,11 @@ def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need
         return b""
     except DAMAGED:
         return None
-    return value if store_layout.dictionary_of(value) is None else store_layout.seal(payload, _FAST)
+    return (
+        value
+        if store_layout.dictionary_of(value) is None
+        else store_layout.encode_object(payload, _FAST)
+    )
 
 
 def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes:
@@ -72,12 +83,12 @@ def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need:
         LimitExceeded: it is larger than this reader takes.
         NotFound: its dictionary is not to be had.
     """
-    frame = store_layout.check_seal(value, unit.key, unit.size)
+    frame = store_layout.checked_frame(value, unit.key, unit.size)
     digest = store_layout.dictionary_of(value)
     dictionary = None
     if digest is not None:
         key = store_layout.dictionary_key(digest)
-        stored = need(key, bounds.of_key(key))
+        stored = need(key, store_layout.bound_of_key(key))
         if stored is None:
             raise NotFound(f"{unit.key} needs the dictionary {key}, which is missing", key=unit.key)
         dictionary = _opened(key, stored).data

@@ -21,7 +21,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Hint
 from bundler.store.store_signatures import (
     MOST_BYTES_IN_TAG,
@@ -190,7 +190,7 @@ class PushSignatures:
 
     def _put(self, manifest: str, about: Sequence[bytes]) -> None:
         values = {
-            f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.seal(data)
+            f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.encode_object(data)
             for data in about
         }
         if values:

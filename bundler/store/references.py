@@ -16,7 +16,7 @@ from bundler.backends.breaker import bounded
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_signatures import SignedTag, envelopes_in
 
 #: The fewest digits of a shortened digest: of ten thousand bundles two begin with the same eight

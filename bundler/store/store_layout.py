@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unit`, `seal`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
+"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
 each value is encoded.
 
 ::
@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from bundler.backends.port import Unread
+from bundler.backends.port import OBJECT_LIMIT, Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
@@ -42,6 +42,7 @@ from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, Ta
 from bundler.format.lazy_kernel import blobs_of_files
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
+from bundler.format.signature_sections import MAX_ENVELOPE_BYTES
 from bundler.format.summary import count
 
 MAJOR = "v1"
@@ -66,6 +67,11 @@ RECORDS = f"{MAJOR}/k"
 INDEX = f"{MAJOR}/b"
 MOVED = f"{MAJOR}/l"
 RECORD_BYTES = MIB  # a record is of one kernel, and has some KB
+# An entry of the kernel index names a manifest and a tag.
+PLACE_BYTES = 1024
+# The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes
+# part of no dictionary.
+DICTIONARY_BYTES = MIB
 
 # Of one thread; a bundle of one target has units of two families, each with a dictionary.
 _DECOMPRESSORS = 4
@@ -149,7 +155,7 @@ def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Itera
             yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 
 
-def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
+def encode_object(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level, source_size=len(payload), write_checksum=True, write_content_size=True
@@ -158,7 +164,7 @@ def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     return _ALONE + sha256(data) + data
 
 
-def seal_small(payload: bytes) -> bytes:
+def encode_small_object(payload: bytes) -> bytes:
     """Return what is stored for some bytes, of which there are thousands: the compressor is kept,
     and chosen for none of them.
     """
@@ -171,20 +177,20 @@ def seal_small(payload: bytes) -> bytes:
     return _ALONE + sha256(data) + data
 
 
-def seal_with(dictionary: bytes, frame: bytes) -> bytes:
+def encode_object_with(dictionary: bytes, frame: bytes) -> bytes:
     """Return what is stored for a frame that was compressed with the dictionary of this digest."""
     rest = dictionary + frame
     return _WITH_DICTIONARY + sha256(rest) + rest
 
 
-def sealed_bytes(size: int) -> int:
+def most_object_bytes(size: int) -> int:
     """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little
     to data that it cannot compress.
     """
     return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
 
 
-def check_seal(
+def checked_frame(
     value: bytes, key: str, size: int | None = None, *, verified: bool = False
 ) -> memoryview:
     """Return the frame of a stored value.
@@ -217,8 +223,8 @@ def check_seal(
     return view[start:]
 
 
-def is_sealed(value: bytes) -> bool:
-    """Tell whether a stored value is undamaged; of one that is not, `check_seal` says why.
+def is_sound_object(value: bytes) -> bool:
+    """Tell whether a stored value is undamaged; of one that is not, `checked_frame` says why.
 
     For who looks at thousands that are nearly all sound.
     """
@@ -239,7 +245,9 @@ def _may_be_whole(value: Unread, start: int) -> bool:
         declared: int = zstandard.get_frame_parameters(value[start:]).content_size
     except zstandard.ZstdError:
         return False
-    return declared != zstandard.CONTENTSIZE_UNKNOWN and value.size_bytes <= sealed_bytes(declared)
+    return declared != zstandard.CONTENTSIZE_UNKNOWN and value.size_bytes <= most_object_bytes(
+        declared
+    )
 
 
 def dictionary_of(value: bytes) -> bytes | None:
@@ -265,7 +273,7 @@ def dictionary_key(digest: bytes) -> str:
     return f"{DICTIONARIES}/{digest.hex()}"
 
 
-def unseal(
+def decode_object(
     value: bytes,
     key: str,
     size: int | None,
@@ -275,10 +283,10 @@ def unseal(
     limit: str = "document_bytes",
 ) -> bytes:
     """Return the payload of a stored value that needs no dictionary; arguments and errors as of
-    `check_seal` and `decompress`.
+    `checked_frame` and `decompress`.
     """
     return decompress(
-        check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
+        checked_frame(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
     )
 
 
@@ -295,7 +303,7 @@ def decompress(
     """Return the payload of a stored value's frame.
 
     Args:
-        frame: what `check_seal` returned.
+        frame: what `checked_frame` returned.
         key: the key of the value, for messages.
         size: the size that the payload must have; None where `limit` bounds it.
         limits: bounds.
@@ -476,14 +484,14 @@ _STORED_MANIFEST = msgspec.msgpack.Decoder(StoredManifest)
 
 def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
     """Return the stored value of a manifest."""
-    return seal(wire.pack([1, content_bytes, observed_bytes]))
+    return encode_object(wire.pack([1, content_bytes, observed_bytes]))
 
 
 def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
     """Return content and observed bytes; raises `DigestMismatch` when they are not what the key
     names.
     """
-    payload = unseal(value, key, None, limits, limit="manifest_bytes")
+    payload = decode_object(value, key, None, limits, limit="manifest_bytes")
     row = wire.decode(payload, _STORED_MANIFEST, key, limits)
     check_digest(row.content, digest_raw(digest_of_manifest(key)), key)
     if manifest_key(digest_of_manifest(key), row.observed) != key:
@@ -491,3 +499,39 @@ def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, byte
             f"{key}: the observations are of another manifest; push the bundle again", key=key
         )
     return row.content, row.observed
+
+
+# ---------------------------------------------------------------- How large an object may be
+#
+# Readers ask for no more than that, so that a damaged or hostile store cannot fill the memory.
+
+
+def bounds_of_keys(keys: Iterable[str], limits: Limits = DEFAULT_LIMITS) -> dict[str, int]:
+    """Return keys with the most that an object of their kind may have."""
+    return {key: bound_of_key(key, limits) for key in keys}
+
+
+def bound_of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
+    """Return the most that an object of the kind of this key may have."""
+    if key.startswith(f"{UNITS}/"):
+        return most_object_bytes(max(limits.kernel_bytes, limits.file_bytes))
+    if key.startswith(f"{DICTIONARIES}/"):
+        return most_object_bytes(DICTIONARY_BYTES)
+    if key.startswith(f"{ENVELOPES}/"):
+        return most_object_bytes(MAX_ENVELOPE_BYTES)
+    if key.startswith(f"{RECORDS}/"):
+        return RECORD_BYTES
+    if key.startswith((f"{INDEX}/", f"{MOVED}/")):
+        return most_object_bytes(PLACE_BYTES)
+    # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.
+    return max(OBJECT_LIMIT, most_object_bytes(limits.manifest_bytes))
+
+
+def bounds_of_units(units: Iterable[Unit]) -> dict[str, int]:
+    """Return the keys of units with the most that each may have, however it is compressed."""
+    return {unit.key: most_object_bytes(unit.size) for unit in units}
+
+
+def bounds_of_heads(keys: Iterable[str]) -> dict[str, int]:
+    """Return keys with a bound that lets the head of a value be read and no more."""
+    return dict.fromkeys(keys, 0)

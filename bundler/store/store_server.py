@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from bundler.backends.peers.peer_requests import ServingBounds
@@ -20,7 +19,7 @@ from bundler.backends.port import Backend
 from bundler.errors import ConfigError
 from bundler.fork_safety import after_fork
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import (
     DICTIONARIES,
     ENVELOPES,
@@ -108,12 +107,7 @@ class StoreServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

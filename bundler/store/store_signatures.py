@@ -28,7 +28,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES, SignatureSource
 from bundler.store import store_layout
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Hint
 from bundler.trust.admission import policy_in_force
 
@@ -128,7 +128,7 @@ class StoreSignatures(SignatureSource):
         with store_errors(self._name):
             keys = envelope_keys(self._backend, self._manifest)
             found = self._backend.get_within(
-                dict.fromkeys(keys, store_layout.sealed_bytes(MAX_ENVELOPE_BYTES))
+                dict.fromkeys(keys, store_layout.most_object_bytes(MAX_ENVELOPE_BYTES))
             )
         return tuple(data for key in keys if (data := _unsealed(key, found.get(key))) is not None)
 
@@ -137,7 +137,7 @@ def check_envelope(key: str, value: bytes) -> bytes:
     """Return the envelope in a stored value; raises `DigestMismatch`, `FormatError` for one that is
     damaged or under another's key.
     """
-    data = store_layout.unseal(value, key, None, most_bytes=MAX_ENVELOPE_BYTES)
+    data = store_layout.decode_object(value, key, None, most_bytes=MAX_ENVELOPE_BYTES)
     if key.rpartition("/")[2] != sha256(data).hex()[:16]:
         raise DigestMismatch(f"{key}: holds another signature; verify --repair removes it", key=key)
     return data

@@ -26,8 +26,8 @@ from bundler.backends.tiers import Tiers, WhenDown
 from bundler.backends.wrapped_store import ReadOnly
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.package_loggers import logger
-from bundler.store.error_translation import named_once, store_errors
-from bundler.store.store_layout import TAGS, check_seal, decode_tag, is_sealed
+from bundler.store.store_failures import named_once, store_errors
+from bundler.store.store_layout import TAGS, checked_frame, decode_tag, is_sound_object
 from bundler.user_warnings import warn
 
 _MODES = {"private": PRIVATE, "group": GROUP}
@@ -309,10 +309,10 @@ def is_sound(key: str, value: bytes) -> bool:
     """Tell whether an object's bytes are those that were stored once; one that is only too large
     for this reader is.
     """
-    if is_sealed(value):
+    if is_sound_object(value):
         return True
     try:
-        check_seal(value, key)
+        checked_frame(value, key)
     except LimitExceeded:
         return True  # it may be whole, but larger than the reader's limit, which the reader reports
     except (DigestMismatch, FormatError):

@@ -17,9 +17,8 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed, merge_observed
-from bundler.store import bounds, object_proofs, store_layout
-from bundler.store.damage import checked
-from bundler.store.error_translation import store_errors
+from bundler.store import object_proofs, store_layout
+from bundler.store.store_failures import checked, store_errors
 
 
 def read_manifest(
@@ -43,7 +42,7 @@ def read_manifest(
         asked = (
             object_proofs.of_manifest(manifest, limits)
             if backend.asks_peers
-            else bounds.of_keys([manifest], limits)
+            else store_layout.bounds_of_keys([manifest], limits)
         )
         value = backend.get_within(asked).get(manifest)
     if value is None:

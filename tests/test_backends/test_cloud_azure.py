@@ -11,7 +11,7 @@ from cloud_contract import CloudContract, connections_end  # noqa: F401  # a fix
 
 from bundler.backends.backend_errors import BackendDenied, BackendUnavailable
 from bundler.backends.cloud import CloudBackend, connect, parse_url
-from bundler.store.store_layout import seal
+from bundler.store.store_layout import encode_object
 from bundler.store.store_urls import open_backend
 
 pytestmark = pytest.mark.slow
@@ -55,11 +55,11 @@ class TestAzure(CloudContract):
 def test_a_store_by_its_url(azure):
     """Objects and refs come back by the URL alone."""
     with open_backend([azure])[0] as backend:
-        assert backend.put({"a": seal(b"1")}) == {"a"}
+        assert backend.put({"a": encode_object(b"1")}) == {"a"}
         assert backend.swap_ref("t", None, b"1")
         assert not backend.swap_ref("t", None, b"2")
     with open_backend([azure])[0] as backend:
-        assert (backend.get(["a"]), backend.read_ref("t")) == ({"a": seal(b"1")}, b"1")
+        assert (backend.get(["a"]), backend.read_ref("t")) == ({"a": encode_object(b"1")}, b"1")
 
 
 def test_a_missing_container_and_a_wrong_key_are_said_to_be_that(azure, monkeypatch):

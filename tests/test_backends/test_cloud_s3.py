@@ -24,12 +24,12 @@ from bundler.backends.backend_errors import (
 from bundler.backends.breaker import Guarded
 from bundler.backends.cloud import CloudBackend, connect, parse_url
 from bundler.backends.cloud.object_exchange import Bucket
-from bundler.store.store_layout import seal
+from bundler.store.store_layout import encode_object
 from bundler.store.store_urls import open_backend
 
 pytestmark = pytest.mark.slow
 
-ITEMS = {f"u/{number}": seal(b"%d" % number * 1000) for number in range(20)}
+ITEMS = {f"u/{number}": encode_object(b"%d" % number * 1000) for number in range(20)}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 import bundler
-from bundler.format.leaks import absolute_paths
+from bundler.format.binaries.leaks import absolute_paths
 from bundler.format.sentinel import TRITON_DIR, to_sentinels
 
 HOME = "/home/somebody/model.py"

@@ -11,8 +11,10 @@ import pytest
 from waiting import until
 
 from bundler.format import container
+from bundler.format import frames as frames_module
 from bundler.format.bundle import Bundle
-from bundler.format.container import FrameDecoding, FramesAhead
+from bundler.format.frames import Frame as RealFrame
+from bundler.format.frames import FramesAhead
 
 WAIT_S = 10
 THREADS = 3
@@ -130,12 +132,12 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(ahead):
 def test_frames_at_once_leaves_processors_to_the_writers(monkeypatch):
     for available, expected in ((1, 1), (2, 1), (4, 2), (16, 2)):
         monkeypatch.setattr(
-            container.os,
+            frames_module.os,
             "sched_getaffinity",
             lambda _, n=available: set(range(n)),
             raising=False,
         )
-        assert container.frames_at_once() == expected
+        assert frames_module.frames_at_once() == expected
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious):
         digests = [digest for kernel in bundle.kernels for _, digest, *_ in kernel.files()]
         source.prefetch(digests)
         begun = source._ahead.begun()
-        first = {source._sections_of_blobs[content.blob_number(digest)] for digest in digests[:3]}
+        first = {source._sections_of_blobs[content.blobs.number(digest)] for digest in digests[:3]}
         assert 0 < len(begun) <= THREADS
         assert {number for number in first if source.sections[number].codec == container.ZSTD} <= {
             *begun
@@ -203,7 +205,7 @@ def test_a_child_that_is_forked_amid_decoding_reads_everything(wide, spacious):
 def test_a_frame_that_is_not_whole_is_told_to_who_asks_for_it(wide, spacious, monkeypatch):
     """Also where a thread has decoded it."""
     data, _ = wide
-    real = FrameDecoding.decode
+    real = RealFrame.decode
 
     def short(self):
         real(self)
@@ -211,7 +213,7 @@ def test_a_frame_that_is_not_whole_is_told_to_who_asks_for_it(wide, spacious, mo
 
     with Bundle.from_bytes(data) as bundle:
         source = bundle.blobs
-        monkeypatch.setattr(FrameDecoding, "decode", short)
+        monkeypatch.setattr(RealFrame, "decode", short)
         numbers = [
             blob
             for section in source.sections

@@ -9,11 +9,10 @@ import zstandard
 from waiting import until
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
-from bundler.format import container, container_layout, frame_buffers
+from bundler.format import container, frames
 from bundler.format.bundle import Bundle
-from bundler.format.container import FrameDecoding
 from bundler.format.digest import digest_raw
-from bundler.format.frame_buffers import FrameBuffers
+from bundler.format.frames import Frame, FrameBuffers
 
 SIZES = [1, 4096, 100_000, 3 << 20, 4 << 20, 8 << 20]
 
@@ -116,7 +115,7 @@ def test_a_forked_child_does_not_write_into_its_parents_frames(buffers):
 
 
 def test_a_system_that_has_no_huge_pages_is_fine(buffers, monkeypatch):
-    monkeypatch.setattr(frame_buffers.mmap, "MADV_HUGEPAGE", -1, raising=False)
+    monkeypatch.setattr(frames.mmap, "MADV_HUGEPAGE", -1, raising=False)
     assert len(buffers.take(8 << 20)) == 8 << 20
 
 
@@ -139,7 +138,7 @@ def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, mo
         frames = [
             section
             for section in bundle.blobs.sections
-            if section.codec == container_layout.ZSTD and section.blobs
+            if section.codec == container.ZSTD and section.blobs
         ]
         assert len(frames) > bundle.blobs._buffers._most > container.CACHED_FRAMES
         held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
@@ -150,8 +149,8 @@ def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, mo
 def test_frames_are_decoded_into_memory_that_was_used_before(wide, monkeypatch):
     """Who holds no blob makes a restore need no more memory than a few frames take."""
     made = []
-    real = frame_buffers._new_buffer
-    monkeypatch.setattr(frame_buffers, "_new_buffer", lambda size: made.append(size) or real(size))
+    real = frames._new_buffer
+    monkeypatch.setattr(frames, "_new_buffer", lambda size: made.append(size) or real(size))
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
         for _ in range(3):
@@ -163,10 +162,10 @@ def test_frames_are_decoded_into_memory_that_was_used_before(wide, monkeypatch):
 def decoded(monkeypatch):
     """Which sections were decoded, by offset, where there are processors for four at once."""
     seen = []
-    real = FrameDecoding.decode
+    real = Frame.decode
     monkeypatch.setattr(container, "frames_at_once", lambda: 4)
     monkeypatch.setattr(
-        FrameDecoding, "decode", lambda self: seen.append(self._section.offset) or real(self)
+        Frame, "decode", lambda self: seen.append(self.section.offset) or real(self)
     )
     return seen
 
@@ -178,7 +177,9 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
         source = bundle.blobs
         source.prefetch([bytes(32)] * container._MANY)
         frames = [section for section in source.sections if section.blobs]
-        digests = source.content.digests_of([blob for section in frames for blob in section.blobs])
+        digests = source.content.blobs.digests_of(
+            [blob for section in frames for blob in section.blobs]
+        )
         found = {}
         for number, digest in enumerate(digests):
             found[digest] = bytes(source.stored_blobs([digest])[0])
@@ -190,7 +191,7 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
             assert len(source._ahead.begun()) <= 6
     assert found == blobs
     assert sorted(decoded) == sorted(
-        section.offset for section in frames if section.codec == container_layout.ZSTD
+        section.offset for section in frames if section.codec == container.ZSTD
     )
 
 
@@ -218,7 +219,7 @@ def test_a_damaged_frame_that_is_decoded_ahead_spoils_no_other(wide, decoded, mo
             return real(self, section)
 
         monkeypatch.setattr(container.Container, "stored", damaged)
-        digests = [source.content.digests_of(section.blobs)[0] for section in irs]
+        digests = [source.content.blobs.digests_of(section.blobs)[0] for section in irs]
         assert source.stored_blobs(digests[:1])[0] == blobs[digests[0]]
         with pytest.raises(DigestMismatch, match="damaged"):
             source.stored_blobs(digests[1:2])
@@ -229,7 +230,7 @@ def test_without_another_thread_frames_are_decoded_one_by_one(wide, decoded, mon
     def refuse(call, arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(container._thread, "start_new_thread", refuse)
+    monkeypatch.setattr(frames._thread, "start_new_thread", refuse)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
         bundle.blobs.prefetch([bytes(32)] * container._MANY)
@@ -287,9 +288,9 @@ def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
         [*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()]
     )
     assert zstandard.decompress(frame) == raw
-    assert container_layout.frame_bytes(frame) == len(frame)
+    assert frames.frame_bytes(frame) == len(frame)
     assert all(
-        container_layout.frame_bytes(frame[:size]) != size
+        frames.frame_bytes(frame[:size]) != size
         for size in range(max(len(frame) - 300, 18), len(frame))
     )
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format import content_tables, names
-from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
-from bundler.format.content_tables import KernelCheck, Pieces
+from bundler.format.content_tables import TableReader
 from bundler.format.entries import file_layout
+from bundler.format.lazy_kernel import BlobTable, Pieces
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 
@@ -42,7 +42,7 @@ def both_ways(data, limits=DEFAULT_LIMITS):
     """Return what is found by columns, which is what is found one by one."""
     found = result(data, limits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelCheck, "_are_sound", lambda self, rows, packed: False)
+        patch.setattr(TableReader, "_are_sound", lambda self, rows, packed: False)
         assert result(data, limits) == found
     return found
 
@@ -74,7 +74,7 @@ def test_sound_kernels_are_found_sound_by_columns(document, monkeypatch):
     def fail(self, rows):
         raise AssertionError("one by one")
 
-    monkeypatch.setattr(KernelCheck, "_check_each", fail)
+    monkeypatch.setattr(TableReader, "_check_each", fail)
     assert len(Content.decode(msgpack.packb(document)).kernels) == 4
 
 
@@ -136,7 +136,7 @@ def test_runs_of_kernels_of_any_length_are_checked_alike(
     ).content
     monkeypatch.setattr(content_tables, "_CHECKED_TOGETHER", together)
     monkeypatch.setattr(content_tables, "_DECODED_TOGETHER", 2)
-    check = KernelCheck._check_some
+    check = TableReader._check_some
 
     def short(self, rows):
         with monkeypatch.context() as patch:
@@ -144,7 +144,7 @@ def test_runs_of_kernels_of_any_length_are_checked_alike(
             check(self, rows)
 
     if reference_bytes > 1:
-        monkeypatch.setattr(KernelCheck, "_check_some", short)
+        monkeypatch.setattr(TableReader, "_check_some", short)
         assert Content.decode(content.encode()).kernels == content.kernels
     else:
         monkeypatch.setattr(content_tables, "REFERENCE_BYTES", reference_bytes)

@@ -20,7 +20,7 @@ from bundler.errors import (
     UnsafeName,
     UnsupportedVersion,
 )
-from bundler.format import observations, wire
+from bundler.format import manifest, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_raw, digest_text, sha256
@@ -288,9 +288,9 @@ def test_observations_are_made_when_one_is_read(build, monkeypatch):
     """Decoding checks them; the mapping is filled once, by who reads it first, and equals the one
     that was written.
     """
-    made, make = [], observations._observations
+    made, make = [], manifest._observations
     monkeypatch.setattr(
-        observations, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1]
+        manifest, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1]
     )
     one, other = (Observation((0, 1), ("triton",), (("ttir", 5),)), Observation())
     written = Observed({build.key("A"): one, build.key("B"): other}, ((("torch", "2.13"),),))

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
-from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
-from bundler.format.content_tables import MAX_CUT_BYTES, Pieces, PieceWriter, cut
+from bundler.format.lazy_kernel import BlobTable, Pieces
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
+from bundler.format.table_encoder import MAX_CUT_BYTES, PieceWriter, cut
 
 (
     DIGESTS,
@@ -352,6 +352,6 @@ def test_the_blob_table_is_a_sequence(build):
         content.blobs[-1],
         content.blobs[1:3],
     )
-    assert list(Content.decode(content.encode()).blob_sizes) == list(content.blob_sizes)
+    assert list(Content.decode(content.encode()).blobs.sizes) == list(content.blobs.sizes)
     with pytest.raises(IndexError):
         _ = table[len(table)]

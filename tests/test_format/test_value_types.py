@@ -7,26 +7,27 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from functools import partial
 
 import msgspec
 import pytest
 
 import bundler
 from bundler.errors import ConfigError
-from bundler.format.container_layout import Section
 from bundler.format.entries import Artifact, HelperLibrary, Opaque, Target, Toolchain, TuningFile
+from bundler.format.frames import Section
 from bundler.format.limits import Limits
-from bundler.format.manifest import Content
-from bundler.format.observations import Observation, Observed
+from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.sentinel import Span
 from bundler.format.tree_index import TreeFile, TreeIndex
 from bundler.lifecycle.lifecycle_reports import (
     CheckReport,
     RecordReport,
     RestoreReport,
-    RewrittenFiles,
 )
-from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
+from bundler.lifecycle.restoration import _rewritten
+from bundler.lifecycle.restore_plan import RestoreOptions
+from bundler.lifecycle.trees.tree_options import TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
 # The fields of one value by name, in their order, and another value of the last of them.
@@ -184,7 +185,7 @@ def test_a_restores_report_lists_its_rewritten_files_when_it_is_read():
     texts.
     """
     lazy = lambda: RestoreReport(  # noqa: E731
-        rewritten=RewrittenFiles({("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"})
+        rewritten=partial(_rewritten, {("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"})
     )
     texts = ("K/a.json", "L/a.json", "other")
     assert RestoreReport().rewritten == ()

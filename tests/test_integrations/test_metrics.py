@@ -26,7 +26,7 @@ from bundler.backends.memory import MemoryBackend
 from bundler.integrations import metrics_export
 from bundler.integrations.prometheus_meters import METRICS, PREFIX
 from bundler.integrations.session_tally import Tally
-from bundler.lifecycle.compiled_once import Turns
+from bundler.lifecycle.compiled_once import CompileLeases
 from bundler.store import store_urls
 from bundler.store.store_server import StoreServer
 
@@ -233,7 +233,7 @@ def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
 def test_a_turn_tells_of_its_lease(heard):
     """One that is granted is held until the turn is over; who waits in vain goes on without."""
     with bundler.open_store("memory:") as store:
-        turns = Turns(store.kernel_records())
+        turns = CompileLeases(store.kernel_records())
         with turns.begin("A" * 52, 0.34) as turn:
             assert turn.holds
             with turns.begin("A" * 52, 0.0001) as other:

@@ -24,8 +24,8 @@ from bundler.lifecycle.compiled_once import (
     BLIND_LEASE_S,
     LEAST_BLIND_LEASE_S,
     AlreadyThere,
-    Turn,
-    Turns,
+    CompileLease,
+    CompileLeases,
 )
 from bundler.lifecycle.machine_store import Store
 from bundler.store.kernel_records import KernelRecords
@@ -158,14 +158,14 @@ def test_a_wrong_clock_never_matters(store, monkeypatch):
 
 def test_begin_gives_a_turn_then_a_hit(store):
     """Who begins first has the turn, publishes later, and everybody after that has a hit."""
-    once = Turns(store.kernel_records())
+    once = CompileLeases(store.kernel_records())
     turn = once.begin(KEY)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, CompileLease)
     assert turn.holds
     assert turn.publish(one()).how == "compiled"
     hit = once.begin(KEY)
     assert isinstance(hit, AlreadyThere)
-    assert files(hit.bundle) == files(one())
+    assert files(hit.there.bundle) == files(one())
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
         return grant(backend, key, ttl_s)
 
     monkeypatch.setattr(MemoryBackend, "lease", lease)
-    once = Turns(store.kernel_records())
+    once = CompileLeases(store.kernel_records())
     holder = once.begin(KEY, expected_s)
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -201,7 +201,7 @@ def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
     waiter = once.begin(KEY, expected_s)
     monkeypatch.undo()
     assert set(asked) == {lease_s}
-    assert isinstance(waiter, Turn)
+    assert isinstance(waiter, CompileLease)
     assert (holder.holds, waiter.holds) == (True, False)
     assert sum(slept) == pytest.approx(lease_s)
     assert max(slept) <= 0.5
@@ -210,11 +210,11 @@ def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
 
 def test_a_blind_lease_is_never_renewed(store):
     """Whoever was silent for its time is taken for dead; what it publishes late changes nothing."""
-    once = Turns(store.kernel_records())
+    once = CompileLeases(store.kernel_records())
     silent = once.begin(KEY, 0.001)
     started = time.monotonic()
     other = once.begin(KEY, 0.001)
-    assert isinstance(other, Turn)
+    assert isinstance(other, CompileLease)
     assert time.monotonic() - started < 20
     first = other.publish(one("first.py"))
     late = silent.publish(one("late.py"))
@@ -238,14 +238,14 @@ def test_a_recorded_time_is_found_in_what_is_left_of_a_kernel(store, monkeypatch
     monkeypatch.setattr(
         MemoryBackend, "lease", lambda b, key, ttl_s: (asked.append(ttl_s), grant(b, key, ttl_s))[1]
     )
-    turn = Turns(store.kernel_records()).begin(KEY)
+    turn = CompileLeases(store.kernel_records()).begin(KEY)
     turn.close()
     assert asked == [12.0]
 
 
 def test_a_turn_that_is_given_up_is_the_next_ones(store):
     """Closing without publishing lets the next one compile at once."""
-    once = Turns(store.kernel_records())
+    once = CompileLeases(store.kernel_records())
     with once.begin(KEY) as turn:
         assert turn.holds
     assert once.begin(KEY).holds
@@ -494,7 +494,7 @@ def test_an_old_failure_is_not_told(store):
     """
     records = store.kernel_records()
     records.tell_failure(KEY, "of yesterday")
-    turn = Turns(records).begin(KEY)
+    turn = CompileLeases(records).begin(KEY)
     results = []
     waiter = threading.Thread(target=lambda: results.append(bundler.compile_once(store, KEY, one)))
     waiter.start()
@@ -510,7 +510,7 @@ def test_a_told_failure_can_be_pickled_and_says_what_the_compiler_said(store):
     import pickle
 
     records = store.kernel_records()
-    turn = Turns(records).begin(KEY)
+    turn = CompileLeases(records).begin(KEY)
     errors = []
 
     def wait():
@@ -627,7 +627,7 @@ def test_a_record_of_a_newer_version_is_left_alone(store):
     from bundler.format import wire
     from bundler.store import store_layout
 
-    store._backend.put({f"v1/k/{KEY}": store_layout.seal(wire.pack([2, b"", b""]))})
+    store._backend.put({f"v1/k/{KEY}": store_layout.encode_object(wire.pack([2, b"", b""]))})
     assert store.kernel_records().look_up([KEY]).missing == (KEY,)
     assert bundler.compile_once(store, KEY, one).how == "compiled"
     assert store._backend.exists([f"v1/k/{KEY}"])
@@ -640,7 +640,7 @@ def test_a_record_of_schema_1_is_a_miss_that_the_next_build_replaces(store):
     from bundler.store import store_layout
 
     rows = wire.pack([1, [], [], [], [], [], []])
-    value = store_layout.seal(wire.pack([1, rows, Observed().encode()]))
+    value = store_layout.encode_object(wire.pack([1, rows, Observed().encode()]))
     store._backend.put({f"v1/k/{KEY}": value})
     found = store.kernel_records().look_up([KEY])
     assert found.missing == (KEY,)

@@ -11,14 +11,12 @@ import pytest
 import support
 
 import bundler
-from bundler.errors import DigestMismatch
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.manifest import Content
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, PlacementQueue
-from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-from bundler.lifecycle.kernel_writer import ReadyKernel
+from bundler.lifecycle.kernel_placement import Placement, localized, planned, read
 
 FILES = {"k.ttir": b"module", "k.cubin": b"\x7fELF", "k.json": b"{}"}
 
@@ -135,23 +133,25 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
 def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monkeypatch, way):
     """Memory that changes under the writer is not written, and the error tells so."""
     contents = tuple(FILES.values())
-    sound = ReadyKernel(
-        "K", tuple(FILES), contents, b"{}", sum(map(len, contents)), tuple(map(sha256, contents))
+    sound = Placement(
+        "K",
+        tuple(FILES),
+        tuple(map(sha256, contents)),
+        sum(map(len, contents)),
+        contents=contents,
+        checked=True,
     )
-    told = []
     monkeypatch.setattr(
         kernel_writer,
         "compiled_writer",
         lambda: lambda _root, kernels, _threads: lambda: [kernel_writer.DAMAGED] * len(kernels),
     )
-    queue = PlacementQueue(
-        lambda kernels, outcome: told.extend((kernel.key, outcome) for kernel in kernels)
-    )
+    queue = PlacementQueue(MemoryBlobs({}))
     queue.add(CacheDirectory(str(tmp_path / "there")), sound)
     queue.finish()
-    ((key, error),) = told
-    assert (key, type(error)) == ("K", DigestMismatch)
-    assert "changed in memory" in error.message
+    ((key, reason),) = queue.skipped
+    assert (key, queue.damaged) == ("K", ["K"])
+    assert "changed in memory" in reason
     assert os.listdir(tmp_path / "there") == []
 
 
@@ -170,9 +170,9 @@ def test_each_file_is_compared_once(small, tmp_path, kept_in):
             "verified memory": lambda: MemoryBlobs(blobs, verified=True),
             "store": lambda: store.pull("t").blobs,
         }
-        (kernel,) = StoredKernel.read_unverified(
-            sources[kept_in](), [WantedKernel.of(small.kernels[0], "all")]
-        )
-        left = kernel.ready_for(str(tmp_path / "there"), None).digests
+        kernel = planned(small.kernels[0], "all")
+        read(sources[kept_in](), [kernel])
+        kernel = localized(kernel, str(tmp_path / "there"), None)
+        left = kernel.new_kernel("tmp", "")[4]
     assert bool(left) == (kept_in != "verified memory")
     assert set(left) <= set(blobs)

@@ -14,7 +14,6 @@ from bundler.errors import BundlerError
 from bundler.format.entries import Target
 from bundler.lifecycle import compatibility, restoration
 from bundler.lifecycle.compatibility import Questions
-from bundler.lifecycle.kernel_placement import StoredKernel
 from bundler.toolchain import ptxas, targets
 
 PATIENCE_S = 20.0
@@ -83,10 +82,10 @@ def reading(monkeypatch):
     """Keys of the kernels that were read, a few at a time, as they are; `then` is called after
     these.
     """
-    keys, plain = [], StoredKernel.read_unverified
+    keys, plain = [], restoration.read
 
     def read(source, wanted):
-        keys.extend(one.kernel.key for one in wanted)
+        keys.extend(one.key for one in wanted)
         keys.then()
         return plain(source, wanted)
 
@@ -94,7 +93,7 @@ def reading(monkeypatch):
         then = staticmethod(lambda: None)
 
     keys = Keys()
-    monkeypatch.setattr(StoredKernel, "read_unverified", read)
+    monkeypatch.setattr(restoration, "read", read)
     return keys
 
 
@@ -146,9 +145,9 @@ def test_damage_in_a_kernel_of_no_use_is_not_told(bundle, tmp_path, driver, monk
     """As if it had not been read: a report tells what was met on the way to what is of use."""
 
     def damaged(source, wanted):
-        raise restoration.DigestMismatch("damaged", what=wanted[0].kernel.key)
+        raise restoration.DigestMismatch("damaged", what=wanted[0].key)
 
-    monkeypatch.setattr(StoredKernel, "read_unverified", damaged)
+    monkeypatch.setattr(restoration, "read", damaged)
     threading.Timer(0.2, driver.may_answer.set).start()
     with pytest.warns(bundler.BundlerWarning):
         report = bundler.restore(bundle, tmp_path / "there")

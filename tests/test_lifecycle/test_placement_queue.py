@@ -11,9 +11,10 @@ import pytest
 import support
 
 from bundler.errors import StoreFull
+from bundler.format.bundle import MemoryBlobs
 from bundler.lifecycle import cache_directory, kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, PlacementQueue
-from bundler.lifecycle.kernel_writer import ReadyKernel
+from bundler.lifecycle.kernel_placement import Placement
 
 FILES = {"k.cubin": b"\x7fELF", "k.json": b"{}"}
 
@@ -41,11 +42,12 @@ def heard():
 
 @pytest.fixture
 def queue(heard):
-    def placed(kernels, outcome):
-        for kernel in kernels:
-            heard.setdefault(kernel.key, []).append(outcome)
+    class Told(PlacementQueue):
+        def placed(self, kernels, outcome):
+            for kernel in kernels:
+                heard.setdefault(kernel.key, []).append(outcome)
 
-    return PlacementQueue(placed)
+    return Told(MemoryBlobs({}))
 
 
 def ready(number, files=FILES):
@@ -53,8 +55,15 @@ def ready(number, files=FILES):
 
 
 def ready_of(key, files, metadata):
-    return ReadyKernel(
-        key, tuple(files), tuple(files.values()), metadata, sum(map(len, files.values()))
+    return Placement(
+        key,
+        tuple(files),
+        (),
+        sum(map(len, files.values())),
+        contents=tuple(files.values()),
+        stored_metadata=metadata,
+        compared=True,
+        checked=True,
     )
 
 

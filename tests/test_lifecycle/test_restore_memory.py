@@ -11,9 +11,10 @@ from bundler.errors import FormatError
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.entries import Toolchain
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.compatibility import Questions
-from bundler.lifecycle.restoration import ReadyKernel, Restoration
-from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.lifecycle.cache_directory import PlacementQueue
+from bundler.lifecycle.kernel_placement import Placement
+from bundler.lifecycle.restoration import _report
+from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
 
 KERNELS = 20_000
 # A key in a list, and in the tuple of the report, beside the list while it is made.
@@ -21,24 +22,28 @@ BYTES_A_KERNEL = 40
 
 
 def ready(key, *rewritten):
-    return ReadyKernel(key, ("k.cubin", "k.json"), (b"abc", b"{}"), b"{}", 5, rewritten=rewritten)
+    return Placement(key, ("k.cubin", "k.json"), (), 5, rewritten=rewritten)
 
 
-def begun(bundle, folder):
-    return Restoration(bundle, RestoreOptions(folder), Questions())
+def planned(bundle, folder):
+    return RestorePlan(bundle, RestoreOptions(folder))
+
+
+def reported(bundle, folder, queue):
+    return _report(planned(bundle, folder), queue, 0.0, 0)
 
 
 def test_hardly_anything_is_kept_of_each_kernel(bundle, tmp_path):
     """The report of thousands of kernels, and what it is made of, take a few bytes of each, though
     it names a file of each.
     """
-    restoration = begun(bundle, tmp_path)
+    queue = PlacementQueue(bundle.blobs)
     kernels = [ready(f"{number:052}", "k.json") for number in range(KERNELS)]
     tracemalloc.start()
     try:
         for kernel in kernels:
-            restoration.tally.placed(kernel, "restored")
-        report = restoration._report(0.0)
+            queue.placed([kernel], "restored")
+        report = reported(bundle, tmp_path, queue)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -51,7 +56,7 @@ def test_a_kernel_of_several_directories_counts_once(bundle, tmp_path):
     """As repaired if it was that anywhere, else as restored; each directory counts among files and
     bytes.
     """
-    restoration = begun(bundle, tmp_path)
+    queue = PlacementQueue(bundle.blobs)
     placed = {
         "A": ("present", "restored"),
         "B": ("repaired", "restored", "present"),
@@ -60,9 +65,9 @@ def test_a_kernel_of_several_directories_counts_once(bundle, tmp_path):
     }
     for key in reversed(placed):
         for outcome in placed[key]:
-            restoration.tally.placed(ready(key, "k.json"), outcome)
-    restoration.tally.placed(ready("E"), FormatError("no kernel"))
-    report = restoration._report(0.0)
+            queue.placed([ready(key, "k.json")], outcome)
+    queue.spoiled("E", FormatError("no kernel"))
+    report = reported(bundle, tmp_path, queue)
     assert (report.restored, report.repaired, report.present) == (("A", "D"), ("B",), ("C",))
     assert (report.skipped, report.damaged) == ((("E", "no kernel"),), ("E",))
     assert report.rewritten == ("A/k.json", "B/k.json", "D/k.json")
@@ -71,23 +76,28 @@ def test_a_kernel_of_several_directories_counts_once(bundle, tmp_path):
 
 def test_rewritten_files_are_listed_in_order(bundle, tmp_path):
     """Whatever the kernels' files are called, and with those of other entries among them."""
-    restoration = begun(bundle, tmp_path)
+    queue = PlacementQueue(bundle.blobs)
     for key, names in (("C", ("z.json", "a.ptx")), ("A", ("z.json",)), ("B", ())):
-        restoration.tally.placed(ready(key, *names), "restored")
-    restoration.tally.rewritten.add("B/other")
-    assert restoration._report(0.0).rewritten == ("A/z.json", "B/other", "C/a.ptx", "C/z.json")
+        queue.placed([ready(key, *names)], "restored")
+    queue.rewritten.add("B/other")
+    assert reported(bundle, tmp_path, queue).rewritten == (
+        "A/z.json",
+        "B/other",
+        "C/a.ptx",
+        "C/z.json",
+    )
 
 
 def test_the_list_of_kernels_is_not_copied(bundle, tmp_path):
     """Where this machine can use them all the bundle's own is used; else the others keep their
     order.
     """
-    assert begun(bundle, tmp_path)._wanted_kernels() is bundle.kernels
+    assert planned(bundle, tmp_path).wanted_kernels() is bundle.kernels
     first, second, *others = bundle.kernels
     foreign = replace(second, toolchain=Toolchain(release="3.5.9"))
     mixed = bundler.Bundle(Content.of([first, foreign, *others]), Observed(), MemoryBlobs({}))
-    plan = begun(mixed, tmp_path)
-    assert [kernel.key for kernel in plan._wanted_kernels()] == [
+    plan = planned(mixed, tmp_path)
+    assert [kernel.key for kernel in plan.wanted_kernels()] == [
         k.key for k in mixed.kernels if k.key != second.key
     ]
     assert [name for name, _ in plan.unusable] == [second.key]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.lifecycle.restoration import Restoration
+from bundler.lifecycle import restoration
 from tools.bench import floors, missed_targets, scale, signature_cost
 from tools.bench.bare_steps import IN_THREADS, THREADS, bare_steps
 from tools.shared.measurement import row
@@ -140,11 +140,11 @@ def test_every_bare_step_has_a_place_in_the_table(bundle, tmp_path):
 
 def test_the_parts_of_a_restores_memory(bundle, tmp_path):
     """Each kind of mapping is counted, and the columns stand in the order of their size."""
-    before = Restoration._report
+    before = restoration._report
     found = scale.parts_of(
-        lambda: bundler.restore(bundle, tmp_path / "there", only="all"), Restoration
+        lambda: bundler.restore(bundle, tmp_path / "there", only="all"), restoration
     )
-    assert Restoration._report is before
+    assert restoration._report is before
     assert {*found} == {
         scale.FRAMES,
         scale.LIBRARIES,

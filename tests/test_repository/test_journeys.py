@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the package a restore and a hit go through: no more than when it was last made less."""
+"""How much of the package a restore and a hit go through: no more than `tools.journey` allows."""
 
 import pytest
 
@@ -7,15 +7,12 @@ pytest.importorskip("triton")
 
 from tools import journey
 
-#: Modules and classes, as `python -m tools.journey` printed them; its own targets are lower.
-MOST = {"restore": (38, 44), "hit": (43, 48), "triton": (9, 7)}
 
-
-@pytest.mark.parametrize("name", MOST)
-def test_a_kernel_goes_through_no_more_than_before(name):
-    """A change that makes a journey longer says so here; one that makes it shorter lowers it."""
+@pytest.mark.parametrize("name", journey.MOST)
+def test_a_kernel_goes_through_no_more_than_it_may(name):
+    """Whoever reads one meets so many modules and classes, and no more."""
     found = journey.journey(name)
-    modules, classes = MOST[name]
+    modules, classes = journey.MOST[name]
     assert len(found["modules"]) <= modules
     assert len(found["classes"]) <= classes
 

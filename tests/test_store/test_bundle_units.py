@@ -8,9 +8,8 @@ import pytest
 import store_builders as build
 
 from bundler.format.manifest import Content
-from bundler.store import bundle_units
-from bundler.store.blob_source import StoreBlobs
-from bundler.store.bundle_units import BundleUnits
+from bundler.store import blob_source
+from bundler.store.blob_source import BundleUnits, StoreBlobs
 from bundler.store.store_layout import units_of
 
 
@@ -47,7 +46,7 @@ def test_the_others_are_made_when_a_blob_of_theirs_is_asked_for(content, memory,
     plain, decoded = content
     made = []
     monkeypatch.setattr(
-        bundle_units, "units_of", lambda *args, **how: made.append(how) or units_of(*args, **how)
+        blob_source, "units_of", lambda *args, **how: made.append(how) or units_of(*args, **how)
     )
     units = BundleUnits(decoded)
     blobs = StoreBlobs(memory._backend, "here", units, memory._limits)

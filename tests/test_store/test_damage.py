@@ -132,8 +132,8 @@ def test_every_flipped_byte_is_found(memory):
 def test_the_quick_look_at_a_value_says_what_the_check_says():
     """Of values of both kinds, whole, cut at each length, and with each byte changed."""
     for whole in (
-        store_layout.seal(b"payload"),
-        store_layout.seal_with(bytes(32), b"frame"),
+        store_layout.encode_object(b"payload"),
+        store_layout.encode_object_with(bytes(32), b"frame"),
         b"",
         Unread(b"", "a pipe"),
     ):
@@ -142,15 +142,17 @@ def test_the_quick_look_at_a_value_says_what_the_check_says():
             whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))
         ]
         short = (
-            store_layout.seal_with(bytes(32), b"frame")[:4] + hashlib.sha256(b"x").digest() + b"x"
+            store_layout.encode_object_with(bytes(32), b"frame")[:4]
+            + hashlib.sha256(b"x").digest()
+            + b"x"
         )
         for value in (whole, short, *cuts, *changed):
             try:
-                store_layout.check_seal(value, "key")
+                store_layout.checked_frame(value, "key")
             except DigestMismatch:
-                assert not store_layout.is_sealed(value)
+                assert not store_layout.is_sound_object(value)
             else:
-                assert store_layout.is_sealed(value)
+                assert store_layout.is_sound_object(value)
                 assert value == whole
 
 

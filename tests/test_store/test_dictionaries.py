@@ -223,7 +223,7 @@ def test_a_dictionary_that_was_changed_is_not_used(far):
     whole = oracle.raw(far)[key]
     for value in (
         whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
-        store_layout.seal(b"another"),
+        store_layout.encode_object(b"another"),
         b"",
         b"TBD1" + whole[4:],
     ):
@@ -232,7 +232,7 @@ def test_a_dictionary_that_was_changed_is_not_used(far):
         with far.pull("t", read_only=True) as pulled, pytest.raises(NotFound):
             pulled.read(pulled.kernels[0].artifact("k.llir"))
     assert {key} | users == set(far.verify(repair=True).removed)
-    huge = store_layout.seal(bytes(dictionaries.DICTIONARY_BYTES + 1))
+    huge = store_layout.encode_object(bytes(dictionaries.DICTIONARY_BYTES + 1))
     with pytest.raises(FormatError, match="declares 1048577 bytes"):
         dictionaries.opened(key, huge)
     far.push(alike(*ALIKE), "t")
@@ -248,9 +248,9 @@ def test_a_unit_that_names_another_dictionary_is_damaged(far):
     oracle.overwrite(far, unit, value[:36] + bytes(32) + value[68:])
     assert [name for name, _ in far.verify().damaged] == [unit]
     with pytest.raises(DigestMismatch):
-        store_layout.check_seal(oracle.raw(far)[unit], unit)
+        store_layout.checked_frame(oracle.raw(far)[unit], unit)
     other = hashlib.sha256(b"x").digest()
-    oracle.overwrite(far, unit, store_layout.seal_with(other, value[68:]))
+    oracle.overwrite(far, unit, store_layout.encode_object_with(other, value[68:]))
     assert [name for name, _ in far.verify().damaged] == [unit]
 
 

@@ -59,7 +59,7 @@ def filled(local):
     local.kernel_records().lease(KEY, 60)
     local.file_records().publish("name", "f.so", b"data")
     local._backend.put(
-        {store_layout.dictionary_key(store_layout.sha256(b"d")): store_layout.seal(b"d")}
+        {store_layout.dictionary_key(store_layout.sha256(b"d")): store_layout.encode_object(b"d")}
     )
     return local
 
@@ -278,7 +278,7 @@ def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
         # Others may have higher limits for manifests, whose objects are not to be taken for
         # damaged.
         kind = (
-            store_layout.sealed_bytes(DEFAULT_LIMITS.manifest_bytes)
+            store_layout.most_object_bytes(DEFAULT_LIMITS.manifest_bytes)
             if key.startswith(f"{store_layout.MANIFESTS}/")
             else 2 << 20
         )
@@ -289,10 +289,10 @@ def test_a_value_larger_than_we_read_is_left_alone_unless_it_cannot_be_right(fil
     """Another may have higher limits: what its head says it is stays, what its head denies is
     damage.
     """
-    sound = store_layout.seal(os.urandom(3000))
+    sound = store_layout.encode_object(os.urandom(3000))
     value = Unread.too_large(sound[:128], "there", len(sound), 1000)
     with pytest.raises(bundler.errors.LimitExceeded, match=r"3,0.. bytes, expected at most 1,000"):
-        store_layout.check_seal(value, "v1/m/x")
+        store_layout.checked_frame(value, "v1/m/x")
     for wrong in (
         Unread.too_large(sound[:128], "there", 1 << 40, 1000),
         Unread.too_large(b"\0" * 128, "there", 3000, 1000),
@@ -300,9 +300,9 @@ def test_a_value_larger_than_we_read_is_left_alone_unless_it_cannot_be_right(fil
         Unread(b"", "there is a named pipe"),
     ):
         with pytest.raises(bundler.errors.DigestMismatch, match="there"):
-            store_layout.check_seal(wrong, "v1/m/x")
+            store_layout.checked_frame(wrong, "v1/m/x")
     with pytest.raises(bundler.errors.DigestMismatch):
-        store_layout.check_seal(value, "v1/u/x", 10)
+        store_layout.checked_frame(value, "v1/u/x", 10)
 
 
 def test_a_manifest_over_our_limits_stays(root, url, opened):

@@ -202,7 +202,7 @@ def test_a_lost_unit_is_a_miss_with_its_reason_and_the_next_build_is_published(s
 
 
 def _value(*row):
-    return store_layout.seal(msgpack.packb(row))
+    return store_layout.encode_object(msgpack.packb(row))
 
 
 MANIFEST = "v1/m/" + "0" * 64 + "/" + "0" * 16
@@ -210,7 +210,7 @@ HOSTILE = {
     "noise": b"noise",
     "nothing": b"",
     "an empty row": _value(),
-    "a map": store_layout.seal(msgpack.packb({1: 2})),
+    "a map": store_layout.encode_object(msgpack.packb({1: 2})),
     "a newer version": _value(2, MANIFEST, ""),
     "no manifest": _value(1, "v1/u/" + "0" * 64, ""),
     "a path": _value(1, "v1/m/../../x", ""),
@@ -219,7 +219,7 @@ HOSTILE = {
     "a manifest that is not there": _value(1, MANIFEST, ""),
     "a tag that is not there": _value(1, MANIFEST, "other"),
     "another bundle": None,
-    "too large": store_layout.seal(b"x" * 100_000),
+    "too large": store_layout.encode_object(b"x" * 100_000),
 }
 
 

@@ -25,7 +25,7 @@ from bundler.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_urls import with_settings
 
 

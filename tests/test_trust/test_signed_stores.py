@@ -140,7 +140,7 @@ def test_damaged_signatures_are_found_and_mended(signers, store, kernels):
     store.push(Bundle.load(kernels), "prod/llama", key=signers.alice)
     (stat,) = store._backend.list(store_layout.ENVELOPES)
     store._backend.delete([stat.key])
-    store._backend.put({stat.key: store_layout.seal(b"another")})
+    store._backend.put({stat.key: store_layout.encode_object(b"another")})
     assert [key for key, _ in store.verify(repair=True).damaged] == [stat.key]
     store.push(Bundle.load(kernels), "prod/llama", key=signers.alice)
     assert store.verify().sound

@@ -39,8 +39,7 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
     import zstandard
 
     from bundler.format.bundle import Bundle
-    from bundler.format.container import Container
-    from bundler.format.container_layout import BLOB_SECTIONS, LAUNCH, ZSTD
+    from bundler.format.container import BLOB_SECTIONS, LAUNCH, ZSTD, Container
 
     seconds: Seconds = {}
     decompressor = zstandard.ZstdDecompressor()
@@ -107,7 +106,7 @@ def bare_start(
             digest = store_layout.dictionary_of(value)
             known = None if digest is None else dictionaries.known(digest)
             decoder = store_layout.decompressor(None if known is None else known.data)
-            frames.append((decoder, store_layout.check_seal(value, "bench")))
+            frames.append((decoder, store_layout.checked_frame(value, "bench")))
         _timed(seconds, f"{READER}: zstd", lambda one: one[0].decompress(one[1]), frames)
         _place(seconds, into, kernels, [bundle.content.encode(), bundle.observed.encode()])
     return seconds
@@ -151,19 +150,14 @@ def _place(seconds: Seconds, into: str, kernels: Sequence[Any], manifest: Sequen
 def _new_kernels(bundle: Any, into: str, keep: str) -> list[Any]:
     """Return what writers are given for each kernel."""
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_placement import localized, planned, read
     from bundler.toolchain import identity
 
     place, triton_dir = CacheDirectory(into), identity.triton_dir()
-    wanted = [
-        WantedKernel.of(kernel, "launch" if keep == "launch" else "all")
-        for kernel in bundle.kernels
-    ]
+    wanted = [planned(kernel, "launch" if keep == "launch" else "all") for kernel in bundle.kernels]
     bundle.blobs.prefetch([digest for one in wanted for digest in one.digests])
-    stored = [
-        StoredKernel(one, bundle.blobs.stored_blobs(one.digests), verified=False) for one in wanted
-    ]
-    return [place.new_kernel(one.ready_for(place.path, triton_dir)) for one in stored]
+    read(bundle.blobs, wanted)
+    return [*place.new_kernels([localized(one, place.path, triton_dir) for one in wanted])]
 
 
 def _timed(
@@ -202,8 +196,8 @@ def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
 
 
 def _in_threads(into: str, kernels: Sequence[Any]) -> Seconds:
+    from bundler.format.frames import processors
     from bundler.lifecycle.kernel_writer import start_threads, write_kernels
-    from bundler.lifecycle.threaded_call import processors
 
     count = processors(MOST_WRITERS)
     threads, since = start_threads(count), _CLOCK()

@@ -46,21 +46,18 @@ STEPS: dict[str, tuple[str, ...]] = {
         "bundler.store.kernel_records:KernelRecords._records",
     ),
     "units: digests, decompress, take the files apart": (
-        "bundler.store.blob_source:StoreBlobs.prefetch",
-        "bundler.store.blob_source:StoreBlobs.view_blobs",
+        "bundler.store.kernel_records:KernelRecords._read_all",
     ),
     "marks: touch record and units, which keeps them from being pruned": (
         "bundler.store.kernel_records:KernelRecords._keep_alive",
     ),
-    "look up: units of the kernel, and a bundle of it in memory": (
-        "bundler.store.kernel_records:KernelRecords.look_up",
-    ),
+    "look up: units of the kernel": ("bundler.store.kernel_records:KernelRecords._look_up",),
     "trust: whether signatures are required": (
         "bundler.integrations.kernel_lookup:KernelSources.trust_in",
     ),
     "check: digests, metadata and binary, this machine's paths": (
-        "bundler.lifecycle.kernel_placement:StoredKernel.read",
-        "bundler.lifecycle.kernel_placement:StoredKernel.ready_for",
+        "bundler.lifecycle.cache_directory:read",
+        "bundler.lifecycle.cache_directory:localized",
     ),
     "write: temporary directory, files, group file, rename": (
         "bundler.lifecycle.cache_directory:CacheDirectory.publish",
@@ -200,8 +197,10 @@ class HitSteps:
             for step, functions in STEPS.items():
                 for place in functions:
                     module, _, path = place.partition(":")
-                    owner_name, _, name = path.partition(".")
-                    owner = getattr(importlib.import_module(module), owner_name)
+                    *owners, name = path.split(".")
+                    owner: Any = importlib.import_module(module)
+                    for one in owners:
+                        owner = getattr(owner, one)
                     kept = vars(owner)[name]
                     plain.append((owner, name, kept))
                     setattr(owner, name, self._clocked(step, kept))

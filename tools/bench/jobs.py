@@ -198,10 +198,9 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     """What each step of a restore costs a processor on its own, in one thread."""
     from bundler.format.bundle import Bundle, Keep
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_placement import localized, planned, read
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
-    from bundler.lifecycle.restore_plan import RestorePlan
+    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
     from bundler.toolchain import targets
 
     what: Keep = "launch" if keep == "launch" else "all"
@@ -215,20 +214,17 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     targets.visible_targets()
     watch.lap("meanwhile: ask the driver which GPUs are here")
     plan = RestorePlan(bundle, RestoreOptions(into, what))
-    kernels = plan._wanted_kernels()  # noqa: SLF001  # a step of it
+    kernels = plan.wanted_kernels()
     place = CacheDirectory(into)
     watch.lap("reader: which kernels are of use here")
     for start in range(0, len(kernels), STEP_KERNELS):
-        wanted = [WantedKernel.of(kernel, what) for kernel in kernels[start : start + STEP_KERNELS]]
+        wanted = [planned(kernel, what) for kernel in kernels[start : start + STEP_KERNELS]]
         watch.lap("reader: name, digest, size and paths of each file")
-        blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
+        read(bundle.blobs, wanted)
         watch.lap("reader: read and decompress the frames, find each file")
-        stored = [
-            StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)
-        ]
-        ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
+        ready = [localized(one, place.path, plan.triton_dir) for one in wanted]
         watch.lap("reader: find where paths go")
-        new = tuple(map(place.new_kernel, ready))
+        new = place.new_kernels(ready)
         watch.lap("reader: group file, names, batch")
         for one in ready:
             compared = zip(one.contents, one.digests, strict=True)

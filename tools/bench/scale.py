@@ -171,12 +171,12 @@ def restore(file: str, into: str) -> None:
 def parts(file: str, into: str) -> None:
     """Load and restore a bundle; prints what came into memory as JSON."""
     import bundler
-    from bundler.lifecycle.restoration import Restoration
+    from bundler.lifecycle import restoration
 
     bundler.Bundle, bundler.restore  # noqa: B018  # as in `restore`
     with bundler.Bundle.load(file) as bundle:
         _ = bundle.kernels  # as in `restore`
-        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), Restoration)))
+        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), restoration)))
 
 
 def resident() -> Sample:
@@ -196,20 +196,19 @@ def resident() -> Sample:
     return found
 
 
-def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Sample:
+def parts_of(restore: Callable[[], Any], reporting: Any) -> Sample:
     """Run a restore, and return what came into memory until its report was made; `reporting` is the
-    class whose `_report` makes it.
+    module whose `_report` makes it.
     """
     # where all is in memory that will be
     before, plain, found = resident(), reporting._report, Sample()  # noqa: SLF001
 
-    def report(restoration: Any, started: float) -> Any:
-        made = plain(restoration, started)
+    def report(plan: Any, queue: Any, *more: Any) -> Any:
+        made = plain(plan, queue, *more)
         now = resident()
         found.update({name: now[name] - before[name] for name in now})
-        tally = restoration.tally
-        listed = [place._present for place in restoration.places.values()]  # noqa: SLF001
-        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *tally.written.values(), *listed)))
+        listed = [place._present for place in queue.directories.values()]  # noqa: SLF001
+        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *queue.written.values(), *listed)))
         return made
 
     gc.collect()

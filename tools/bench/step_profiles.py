@@ -75,7 +75,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     """What each step of a push takes when a store in a directory has everything already."""
     import bundler
     from bundler.format.limits import DEFAULT_LIMITS
-    from bundler.store import bounds, store_layout
+    from bundler.store import store_layout
     from bundler.store.stored_manifests import read_manifest
 
     url = f"file://{into}"
@@ -93,10 +93,10 @@ def push_steps(file: str, into: str) -> dict[str, float]:
         steps.lap("names: list the units of the bundle")
         backend.touch([unit.key for unit in units])
         steps.lap("marks: touch every unit")
-        values = backend.get_within(bounds.of_units(units))
+        values = backend.get_within(store_layout.bounds_of_units(units))
         steps.lap("read: open, look at, read and close every unit")
         for key, value in values.items():
-            store_layout.check_seal(value, key)
+            store_layout.checked_frame(value, key)
         steps.lap("hash: sha256 of every unit")
     return steps.seconds
 
@@ -112,8 +112,7 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     # not a step
     from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401
     from bundler.store import store_layout
-    from bundler.store.blob_source import StoreBlobs
-    from bundler.store.bundle_units import BundleUnits
+    from bundler.store.blob_source import BundleUnits, StoreBlobs
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
@@ -152,23 +151,21 @@ def _place_steps(
     keep: Keep,
 ) -> None:
     from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_placement import localized, planned
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
-    from bundler.lifecycle.restore_plan import RestorePlan
-    from bundler.store import bounds
+    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.store import store_layout
     from bundler.store.blob_source import unit_batches
     from bundler.store.dictionaries import Dictionaries
 
     steps.lap("")
     plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
-    # a step of it
-    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001
+    wanted = [planned(kernel, keep) for kernel in plan.wanted_kernels()]
     steps.lap(START[5])
     needed = {unit.key: unit for unit in units}
     values: dict[str, bytes] = {}
     for batch in unit_batches(needed.values()):
-        values |= backend.get_within(bounds.of_units(batch))
+        values |= backend.get_within(store_layout.bounds_of_units(batch))
     steps.lap(START[6])
     dictionaries = Dictionaries(backend, "bench")
     families = {unit.family for unit in needed.values()}
@@ -176,11 +173,9 @@ def _place_steps(
     steps.lap(START[7])
     found = _decoded(needed, values, dictionaries)
     steps.lap(START[8])
-    stored = [
-        StoredKernel(one, [found[digest] for digest in one.digests], verified=False)
-        for one in wanted
-    ]
-    new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
+    for one in wanted:
+        one.contents = tuple([found[digest] for digest in one.digests])
+    new = place.new_kernels([localized(one, place.path, plan.triton_dir) for one in wanted])
     steps.lap(START[9])
     assert not any(write_kernels(place.path, new, 1))
     steps.lap(START[11])
@@ -189,8 +184,8 @@ def _place_steps(
 def _decoded(
     needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries
 ) -> dict[bytes, memoryview]:
+    from bundler.store.blob_source import FetchedUnits
     from bundler.store.store_layout import blobs_of
-    from bundler.store.unit_decoding import FetchedUnits
 
     fetched, found = FetchedUnits(known, verified=True), {}
     fetched.add(needed.values(), values)

@@ -44,7 +44,7 @@ from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular, os_errors
 from bundler.format.bundle_union import entry_name
-from bundler.format.container_layout import HEADER
+from bundler.format.container import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of

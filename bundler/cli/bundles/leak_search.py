@@ -17,9 +17,9 @@ from typing import Any
 from bundler.cli import wording
 from bundler.cli.terminal import Column, Screen
 from bundler.format import wire
+from bundler.format.binaries.leaks import absolute_paths, source_traces, user_names, words_in
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Artifact, Kernel, entry_kind
-from bundler.format.leaks import absolute_paths, source_traces, user_names, words_in
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR
 
 _TITLES = {

@@ -26,7 +26,7 @@ from bundler.images.image_reports import ImageReport
 from bundler.images.image_signatures import is_fallback_tag
 from bundler.images.kernel_cache_images import DEFAULT_ROOT
 from bundler.images.model_snapshots import SCHEME, add_to_snapshot
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 
 layout_option = option(
     "--layout",

@@ -26,8 +26,8 @@ from bundler.cli.stores.store_options import as_url, with_environment
 from bundler.cli.wording import masked
 from bundler.errors import BundlerError, NotFound, StoreUnavailable
 from bundler.store.bundle_store import BundleStore
-from bundler.store.error_translation import store_errors
 from bundler.store.kernel_records import LEASES
+from bundler.store.store_failures import store_errors
 from bundler.store.store_reports import StoreStats
 from bundler.store.store_urls import Opening, local_directory, open_backend
 

@@ -142,8 +142,11 @@ class DelegateSource:
     Attributes:
         delegate: set and cleared by who knows; None where `find` has to be asked.
         find: returns the delegate.
+        manager: what was configured behind our manager, and the class that Triton was given then;
+            cleared with the delegate.
     """
 
     def __init__(self, find: Callable[[], CacheDelegate]) -> None:
         self.delegate: CacheDelegate | None = None
+        self.manager: tuple[str | None, type] | None = None
         self.find = find

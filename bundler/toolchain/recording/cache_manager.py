@@ -261,7 +261,9 @@ def manager_class(source: DelegateSource) -> type:
         plain: type = FileCacheManager
         return plain
     inner = inner_manager()
-    return manager_before(source, LazyFileManager if inner is None else named_manager(inner))
+    made = manager_before(source, LazyFileManager if inner is None else named_manager(inner))
+    source.manager = (inner, made)
+    return made
 
 
 def asked_for(source: DelegateSource) -> bool:

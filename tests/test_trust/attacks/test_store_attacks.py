@@ -6,10 +6,9 @@ import pytest
 import bundler
 from bundler import Bundle, Untrusted
 from bundler.backends.port import Unread
-from bundler.format.bundle import MemoryBlobs
+from bundler.format.bundle import FirstBlobs, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact
-from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.integrations.kernel_lookup import FoundKernel
 from bundler.lifecycle.kernel_placement import why_not_trusted

@@ -20,7 +20,7 @@ from typing import Any
 from bundler.format.candidate_timings import Timing
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import Named
-from bundler.lifecycle.tuning_directory import Miss
+from bundler.lifecycle.tuning.tuning_directory import Miss
 
 MAX_BYTES = 16 << 20
 _COUNTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None}

@@ -20,8 +20,8 @@ from typing import Any
 
 from bundler.errors import ConfigError, FormatError
 from bundler.format.launch_spec import TuningRecord
-from bundler.lifecycle import config_files
-from bundler.lifecycle.config_files import FileFacts, Pair, Written
+from bundler.lifecycle.tuning import config_files
+from bundler.lifecycle.tuning.config_files import FileFacts, Pair, Written
 
 KERNEL = "fused_moe_kernel"
 VLLM, SGLANG = "vllm-moe", "sglang-moe"

@@ -22,16 +22,16 @@ from bundler.errors import (
     LimitExceeded,
     NotFound,
 )
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact
 from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
-from bundler.lifecycle.family import Family, takes
-from bundler.lifecycle.kernel_placement import NEEDS_TRUST
-from bundler.lifecycle.known_families import check_choices, find_family
-from bundler.lifecycle.restore_options import RestoreOptions
-from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST, Trust
+from bundler.lifecycle.trees.family import Family, takes
+from bundler.lifecycle.trees.known_families import check_choices, find_family
+from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
+from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain.machine_facts import machine_facts
 
 _RANKS = "ranks"
@@ -64,8 +64,18 @@ class TreePlan:
             where trees have it.
     """
 
-    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: TreeOptions,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        keep: Keep = "all",
+        trust: Trust = "kernels",
+        only: str = "usable",
+    ) -> None:
         self._bundle, self._options = bundle, options
+        self._cache_dir, self._keep, self._trust, self._only = cache_dir, keep, trust, only
         self.unusable: list[tuple[str, str]] = []
         self.damaged: list[str] = []
         self.unchecked: set[str] = set()
@@ -76,9 +86,9 @@ class TreePlan:
             entry.path: entry.artifact for entry in bundle.opaque if is_tree_path(entry.path)
         }
         trees = list(read_trees(bundle, self.unusable, self.damaged))
-        check_choices(options.trees, trees)
+        check_choices(options, trees)
         families = {tree.family for tree in trees}
-        base = options.cache_dir
+        base = cache_dir
         if base is not None and len(families) > 1:
             raise ConfigError(
                 f"{os.fspath(base)} is one directory, and the bundle has trees of"
@@ -154,7 +164,7 @@ class TreePlan:
                     artifact.digest: artifact.size
                     for artifact in self._chunks_of(placed.tree, file)
                 }
-        limit = self._options.trees.max_bytes
+        limit = self._options.max_bytes
         if limit is None:
             limit = max(UNREPEATED_BYTES, REPEATS * sum(held.values()))
         if total > limit:
@@ -192,29 +202,29 @@ class TreePlan:
 
     def _declared(self, tree: TreeIndex) -> Family | None:
         try:
-            return find_family(tree.family, self._options.trees.families)
+            return find_family(tree.family, self._options.families)
         except NotFound:
             return None
 
     def _root_of(self, tree: TreeIndex, family: Family | None) -> str:
-        given = self._options.trees.roots.get(tree.family, self._options.cache_dir)
+        given = self._options.roots.get(tree.family, self._cache_dir)
         if given is not None:
             return os.path.abspath(os.fspath(given))
         # Says which families are declared.
-        return (family or find_family(tree.family, self._options.trees.families)).find_root()
+        return (family or find_family(tree.family, self._options.families)).find_root()
 
     def _why_not(self, tree: TreeIndex, family: Family | None) -> str | None:
-        if self._options.keep == "launch":
+        if self._keep == "launch":
             return NOT_NEEDED
         # What a bundle says of itself decides nothing: a family that is not declared here is code.
-        if self._options.trust != "code" and (family is None or family.trust == "code"):
+        if self._trust != "code" and (family is None or family.trust == "code"):
             return NEEDS_TRUST
-        if self._options.only == "all":
+        if self._only == "all":
             return None
         names = fact_names(tree, family)
         if names not in self._facts:
             self._facts[names] = machine_facts(names)
-        ours = {**self._facts[names], **self._options.trees.facts}
+        ours = {**self._facts[names], **self._options.facts}
         found = compare_fingerprints(tree.fingerprint, ours, names)
         self.unchecked |= {_unknown(tree, name) for name in found.unknown}
         if not found.differing:

@@ -15,15 +15,13 @@ import msgspec
 
 from bundler.errors import ConfigError, FormatError
 from bundler.format import wire
-from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.binaries.debug_sections import constant_texts, without_debug
+from bundler.format.binaries.leaks import absolute_paths, path_spans, source_traces
+from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs
 from bundler.format.candidate_timings import id_of
-from bundler.format.debug_sections import constant_texts, without_debug
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, Kernel
-from bundler.format.joined_blobs import FirstBlobs
-from bundler.format.leaks import absolute_paths, path_spans, source_traces
-from bundler.format.manifest import Content
-from bundler.format.observations import observed_of
+from bundler.format.manifest import Content, observed_of
 from bundler.format.sentinel import Span
 
 Strip = Literal["source"]

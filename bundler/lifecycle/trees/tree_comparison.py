@@ -21,12 +21,12 @@ from bundler.format.bundle_file import os_errors
 from bundler.format.limits import MIB, Limits
 from bundler.format.summary import Summarized, count, printable
 from bundler.format.tree_index import TreeIndex
-from bundler.lifecycle.family import Family, place_of, rank_of, says_factors, takes
 from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.known_families import check_choices, find_family
-from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
-from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
-from bundler.lifecycle.tree_plan import TreePlan, fact_names, read_trees
+from bundler.lifecycle.trees.family import Family, place_of, rank_of, says_factors, takes
+from bundler.lifecycle.trees.known_families import check_choices, find_family
+from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
+from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.lifecycle.trees.tree_plan import TreePlan, fact_names, read_trees
 from bundler.toolchain.machine_facts import machine_facts
 
 _FACTOR_BYTES = 1 * MIB
@@ -193,7 +193,7 @@ def _describe(source: Bundle | str | os.PathLike[str], options: TreeOptions) -> 
 
 
 def _of_bundle(bundle: Bundle, options: TreeOptions) -> Iterator[_Described]:
-    plan = TreePlan(bundle, RestoreOptions(trees=options))
+    plan = TreePlan(bundle, options)
     for tree in read_trees(bundle):
         try:
             family = find_family(tree.family, options.families)

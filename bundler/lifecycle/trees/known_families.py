@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from bundler.errors import ConfigError, NotFound
-from bundler.lifecycle.family import Family
+from bundler.lifecycle.trees.family import Family
 
 if TYPE_CHECKING:
     from bundler.format.tree_index import TreeIndex
-    from bundler.lifecycle.restore_options import TreeOptions
+    from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
 # Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from bundler.errors import FormatError
-from bundler.format.debug_sections import debug_sections
+from bundler.format.binaries.debug_sections import debug_sections
 
 # A name as people and tools give it; bytes of a well-formed UTF-8 character count as letters.
 _NAME = rb"(?:[A-Za-z0-9._@%+~-]|[\xc3-\xdf][\x80-\xbf]|[\xe1-\xef][\x80-\xbf]{2}|\xf0[\x90-\xbf][\x80-\xbf]{2})+"

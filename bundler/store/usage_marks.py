@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Marks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is
+"""`UsageMarks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is
 marked.
 
 `BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units
@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError
 from bundler.package_loggers import logger
-from bundler.store.error_translation import store_errors
+from bundler.store.store_failures import store_errors
 from bundler.store.store_layout import Unit
 
 _log = logger("bundler.store")
 
 
-class Marks:
+class UsageMarks:
     """Objects that are touched once: in a thread of its own after `begin`, else in `finish`.
 
     A store that we may only read, or that does not answer, stays as it is.

@@ -24,8 +24,8 @@ from typing import Any
 from bundler.errors import ConfigError, FormatError
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import Named, TuningRecord
-from bundler.lifecycle import config_files
-from bundler.lifecycle.config_files import COUNTS, OPTION, FileFacts, Pair, Written
+from bundler.lifecycle.tuning import config_files
+from bundler.lifecycle.tuning.config_files import COUNTS, OPTION, FileFacts, Pair, Written
 
 FLA = "fla"
 _WHAT = "config file of flash-linear-attention"

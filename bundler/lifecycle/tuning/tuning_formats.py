@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_content
-from bundler.lifecycle import fla_config_files, moe_config_files
-from bundler.lifecycle.config_files import MAX_BYTES, FileFacts, Pair, Written, names_of
+from bundler.lifecycle.tuning import fla_config_files, moe_config_files
+from bundler.lifecycle.tuning.config_files import MAX_BYTES, FileFacts, Pair, Written, names_of
 
 
 class Format(NamedTuple):

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from bundler.store import unit_sealing
+from bundler.format import frames
+from bundler.store import bundle_store
+from bundler.store.bundle_store import ParallelCompression
 from bundler.store.store_layout import Unit
-from bundler.store.unit_sealing import Sealing
 
 
 def units(count, size=10):
@@ -20,22 +21,24 @@ def units(count, size=10):
 
 @pytest.fixture(autouse=True)
 def _two_processors(monkeypatch):
-    monkeypatch.setattr(unit_sealing, "_processors", lambda: 2)
+    monkeypatch.setattr(bundle_store, "processors", lambda most: 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 300, 1000])
 def test_values_come_in_the_order_of_the_units(count):
     """Whoever compressed them, and however many are under way."""
     given = units(count)
-    with Sealing(lambda unit, payload: unit.key.encode() + payload, count) as sealing:
-        assert list(sealing.values(given)) == [
+    with ParallelCompression(
+        lambda unit, payload: unit.key.encode() + payload, count
+    ) as compressing:
+        assert list(compressing.values(given)) == [
             (unit.key, unit.key.encode() + payload) for unit, payload in given
         ]
 
 
 def test_only_so_much_is_read_ahead(monkeypatch):
     """A push of any size has a bounded part of it in memory."""
-    monkeypatch.setattr(unit_sealing, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(bundle_store, "BATCH_BYTES", 1000)
     read = []
 
     def payloads():
@@ -43,8 +46,8 @@ def test_only_so_much_is_read_ahead(monkeypatch):
             read.append(unit)
             yield unit, payload
 
-    with Sealing(lambda unit, payload: payload, 100) as sealing:
-        values = sealing.values(payloads())
+    with ParallelCompression(lambda unit, payload: payload, 100) as compressing:
+        values = compressing.values(payloads())
         next(values)
         assert len(read) == 11
         assert len(list(values)) == 99
@@ -54,15 +57,18 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
     """And the units that no thread had begun are left alone."""
     begun, gate = [], threading.Event()
 
-    def seal(unit, payload):
+    def encode(unit, payload):
         begun.append(unit)
         if len(begun) == 1:
             raise MemoryError("none left")
         assert gate.wait(10)
         return payload
 
-    with pytest.raises(MemoryError, match="none left"), Sealing(seal, 100) as sealing:
-        list(sealing.values(units(100)))
+    with (
+        pytest.raises(MemoryError, match="none left"),
+        ParallelCompression(encode, 100) as compressing,
+    ):
+        list(compressing.values(units(100)))
     gate.set()
     assert len(begun) <= 4
 
@@ -72,4 +78,4 @@ def test_threads_are_as_many_as_this_process_may_use(monkeypatch):
     monkeypatch.undo()
     for available, expected in ((1, 1), (3, 3), (64, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=available: set(range(n)))
-        assert unit_sealing._processors() == expected
+        assert frames.processors(bundle_store._MOST_THREADS) == expected

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 from bundler.errors import FormatError
-from bundler.format.device_elf import (
+from bundler.format.binaries.device_elf import (
     WITHOUT_BYTES,
     ElfSection,
     content_of,
