@@ -409,7 +409,9 @@ class Maintenance:
             reached |= {unit.key for unit in store_layout.units_of(content)}
             reached |= set(map(index_key, names))
             moved |= moved_keys(content.kernels)
-            bundles.append((BundlePlace(manifest, tag), names))
+            # A ref of another program may have a name that no tag has.
+            place = BundlePlace(manifest, tag if store_layout.is_tag(tag) else "")
+            bundles.append((place, names))
         reached |= set(map(moved_entry, moved))
         return _Reached(reached, tuple(unfollowed), bundles, moved)
 

@@ -132,6 +132,19 @@ def test_bundles_of_a_version_without_an_index_are_found_then(store, how):
     assert found(store, "A", "B") == oracle.keys("A", "B")
 
 
+def test_a_ref_that_no_tag_is_called_like_gives_entries_without_a_tag(store):
+    """A repair would write entries that nobody can read."""
+    store.push(oracle.bundle("A"), "t")
+    backend = oracle.innermost(store)
+    foreign = "v1/t/a/b/c/d/e/f"
+    assert backend.swap_ref(foreign, None, backend.read_ref("v1/t/t"))
+    store.delete_tag("t")
+    oracle.drop(store, *oracle.of_kind(store, "b"))
+    assert store.verify(repair=True).indexed == 1
+    assert store.verify().sound
+    assert found(store, "A") == oracle.keys("A")
+
+
 def test_a_push_again_sends_nothing(store):
     """Entries that are there are not written again, nor by another tag with the same kernels."""
     store.push(oracle.bundle("A", "B"), "t")
