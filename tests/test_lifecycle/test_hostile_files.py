@@ -201,11 +201,8 @@ def test_a_result_file_that_is_none_is_no_result(tmp_path, monkeypatch, name):
         def get_file(self, filename):
             return str(tmp_path / filename)
 
-    monkeypatch.setattr(
-        tuner_toolchain,
-        "_result_cache",
-        lambda *_: contextlib.nullcontext((Manager(), "k.autotune.json")),
-    )
+    monkeypatch.setattr(tuner_toolchain, "_result_cache", lambda *_: Manager())
+    monkeypatch.setattr(tuner_toolchain, "results_name", lambda _: "k.autotune.json")
     fuzz_directory.HOSTILE[name](tmp_path / "k.autotune.json")
     assert tuner_toolchain.read_results(None, None, (), ()) is None
 
