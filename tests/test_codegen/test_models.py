@@ -181,6 +181,7 @@ def options(**overrides):
         "seconds": 60.0,
         "limit": None,
         "no_inductor": True,
+        "inductor_only": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})

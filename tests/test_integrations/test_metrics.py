@@ -158,7 +158,8 @@ def test_nobody_is_told_where_nobody_listens(monkeypatch):
     monkeypatch.setattr(observers, "listeners", ())
     with observers.step("restore", digest="x") as step:
         step.note(kernels=1)
-    assert step is observers.step("pull")
+    with observers.step("pull") as other:
+        assert step is other
     assert (step.observed, step._facts) == (False, {})
 
 

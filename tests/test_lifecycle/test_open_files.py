@@ -47,10 +47,6 @@ NOT_REPLACED = {
         "open wb",
     ): "the descriptor of a new file, which is linked to its name",
     (
-        "backends/oci/image_directory.py",
-        "open wb",
-    ): "a descriptor of a new temporary file; and the null device, to compare a blob that is there",
-    (
         "backends/oci/registry.py",
         "truncate",
     ): "begins again with a file that the caller made for this download",
