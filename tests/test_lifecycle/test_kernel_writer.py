@@ -410,8 +410,8 @@ import resource
 from bundler.lifecycle.kernel_writer import begin_writing
 begin_writing({os.fspath(tmp_path)!r}, (), 1)()
 kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, -1, "g", b"{{}}") for n in range(40))
-room = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 17)
-resource.setrlimit(resource.RLIMIT_AS, (room, room))  # for the kernels, and not for a stack
+room = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 240 * 1024
+resource.setrlimit(resource.RLIMIT_AS, (room, room))  # one step of malloc's heap, and no stack
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
 print(finish().count(0))
 """
