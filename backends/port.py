@@ -4,7 +4,8 @@
 `Backend` is the base class of all byte stores; rooms above ask nothing but its methods and
 attributes.  What a store may do better than others (ask for a size before the bytes, grant leases,
 compare digests) has a default here that is correct and slow, or refuses.  `Stat`, `Unread` and
-`Lease` are what its methods return, `Provable` is what they may be given.  `TierCounters` is what users see of each of several stores.
+`Lease` are what its methods return, `Provable` is what they may be given.  `TierCounters` is what
+users see of each of several stores.
 """
 
 from __future__ import annotations

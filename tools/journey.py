@@ -9,8 +9,9 @@
     python -m tools.journey --check        exit 1 when a journey goes through more than it may
 
 What a journey may go through is said of the package as it is installed: in pure Python two modules
-more look at what the compiled writer looks at.  Each journey is made in a process of its own, and counted while it runs: a module, or a class,
-counts when one of its functions is called; what runs while a module is imported does not.
+more look at what the compiled writer looks at.  Each journey is made in a process of its own, and
+counted while it runs: a module, or a class, counts when one of its functions is called; what runs
+while a module is imported does not.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class RedisBackend(Backend):
     """Objects, refs and leases in Redis, shared by processes of any number of hosts.
 
     Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than
-    `timeout_s` and the time of its bytes at `server_connections.BYTES_PER_S`, and where a connection is
-    made, `connect_timeout_s` for each address of the host. A batch is as many exchanges as its size
-    asks for.  Thread-safe without locks; may be used on both sides of a fork.
+    `timeout_s` and the time of its bytes at `server_connections.BYTES_PER_S`, and where a
+    connection is made, `connect_timeout_s` for each address of the host. A batch is as many
+    exchanges as its size asks for.  Thread-safe without locks; may be used on both sides of a fork.
 
     Everything expires: records (manifests) and refs `ttl_s` after their last use, the objects that
     records name later.  Reading a ref and `touch` are uses, unless our user may not write.  What

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `doctor`: what this machine has, and what keeps kernels from being found.
 
-A check looks, changes nothing, and says what to do. `all_checks` has all of them: among these those of
-releases and of the keys that Triton makes (`toolchain_checks`), of the cache manager and its store
-where the environment sets them (`plug_checks`), and those whose findings `doctor --fix` mends by
-itself, without losing anything that is in use (`mendable_checks`). `app.py` lists the command.
+A check looks, changes nothing, and says what to do. `all_checks` has all of them: among these those
+of releases and of the keys that Triton makes (`toolchain_checks`), of the cache manager and its
+store where the environment sets them (`plug_checks`), and those whose findings `doctor --fix` mends
+by itself, without losing anything that is in use (`mendable_checks`). `app.py` lists the command.
 """
 
 from __future__ import annotations
