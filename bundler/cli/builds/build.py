@@ -192,8 +192,10 @@ class _Request:
             ),
             (
                 self.recorded is not None and not self.targets,
-                "--from needs --target, such as --target cuda:100: the recording says what it was"
-                " made on",
+                (
+                    "--from needs --target, such as --target cuda:100: the recording says what it"
+                    " was made on"
+                ),
             ),
             (self.check and not self.urls, "--check looks into a store: give --store"),
             (
