@@ -55,11 +55,12 @@ def _load(spec: importlib.machinery.ModuleSpec) -> None:
 
 
 def _stand_in(place: str) -> None:
-    name = __name__
-    for part in place.split("."):
-        name = f"{name}.{part}"
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = []
+    parts = place.split(".")
+    for count in range(1, len(parts)):
+        room = types.ModuleType(".".join([__name__, *parts[:count]]))
+        room.__path__ = []
+        sys.modules[room.__name__] = room
+    module = sys.modules[f"{__name__}.{place}"] = types.ModuleType(f"{__name__}.{place}")
     # PEP 562
     module.__getattr__ = functools.partial(_manager, place)  # type: ignore[method-assign]
 
