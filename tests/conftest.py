@@ -180,7 +180,7 @@ def run_tool():
     returns the finished process.
     """
 
-    def run(program, *arguments, first="", timeout=110):
+    def run(program, *arguments, first="", timeout=280):
         line = [
             sys.executable,
             "-W",

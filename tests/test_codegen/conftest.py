@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def interpreted():
     """Run a program of this folder in the interpreter, with the other modules here importable."""
 
-    def run(program, *arguments, timeout=100):
+    def run(program, *arguments, timeout=280):
         environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
         command = [sys.executable, str(HERE / program), *map(str, arguments)]
         done = subprocess.run(

@@ -84,7 +84,7 @@ def test_programs_run_in_the_interpreter_with_nothing_but_the_package(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)

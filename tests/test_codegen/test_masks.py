@@ -19,7 +19,7 @@ def test_kernels_touch_nothing_beside_their_tensors_whatever_the_blocks(
     """Random functions, launched with random blocks in memory with borders of NaN, give torch's
     numbers and leave the borders alone.
     """
-    assert json.loads(interpreted("mask_worker.py", tmp_path, first, 80, timeout=110)) == {}
+    assert json.loads(interpreted("mask_worker.py", tmp_path, first, 80, timeout=280)) == {}
 
 
 def test_a_border_that_is_written_is_seen(beside, monkeypatch):

@@ -59,7 +59,7 @@ def replay(path, backend):
         env=clean,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -147,7 +147,7 @@ def test_text_does_not_depend_on_the_hash_seed(built):
             capture_output=True,
             text=True,
             check=True,
-            timeout=100,
+            timeout=280,
         ).stdout
         for seed in ("1", "4242")
     }

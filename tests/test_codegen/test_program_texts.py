@@ -372,7 +372,7 @@ def text_digest(python, seed):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

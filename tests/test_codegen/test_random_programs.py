@@ -82,7 +82,7 @@ def test_random_programs_give_what_eager_torch_gives(interpreted, tmp_path, firs
     is shown as small as it gets.
     """
     report = json.loads(
-        interpreted("random_program_worker.py", tmp_path, first, count, timeout=110)
+        interpreted("random_program_worker.py", tmp_path, first, count, timeout=280)
     )
     assert [text for found in report["found"].values() for text in found] == []
     assert report["counts"]["programs"] == count

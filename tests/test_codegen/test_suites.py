@@ -291,7 +291,7 @@ def test_shards_are_all_cases_and_each_once():
     assert min(map(len, shards)) > len(names) / 14
 
 
-def cases_of_suites(run_tool, tmp_path, *arguments, timeout=100):
+def cases_of_suites(run_tool, tmp_path, *arguments, timeout=280):
     """Run cases, and return the finished process and the result."""
     out = tmp_path / "suites.json"
     done = run_tool("codegen suites", "--out", out, *arguments, timeout=timeout)
