@@ -31,7 +31,7 @@ RECIPES = {
     if block.title
 }
 TARGETS = ("--target", "cuda:90", "--target", "hip:gfx942")
-LIMIT_S = 100
+LIMIT_S = 250
 # What the process that forks compilers is started with.
 SERVER = b"bundler.compile.compile_worker"
 
