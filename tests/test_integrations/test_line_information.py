@@ -125,7 +125,7 @@ def test_doctor_recommends_it_where_keys_hold_paths(monkeypatch):
     """One warning with the fix; nothing where keys hold no path, or where line information
     is off.
     """
-    monkeypatch.setattr(doctor.tried_releases, "untried", lambda name, release: False)
+    monkeypatch.setattr(doctor.identity, "untried", lambda name, release: False)
     monkeypatch.delenv("TRITON_DISABLE_LINE_INFO", raising=False)
     assert list(doctor.toolchain_checks()) == []
     monkeypatch.setattr(doctor, "_PATH_COUNTS", f"import sys{_PATCH}{doctor._PATH_COUNTS}")
