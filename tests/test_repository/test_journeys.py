@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the package a restore and a hit go through: no more than `tools.journey` allows."""
 
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tools import journey
+from tools.shared import processes
 
 TOOLS = Path(journey.__file__).parent
 
@@ -19,9 +20,9 @@ def test_a_kernel_goes_through_no_more_than_it_may(name, tmp_path, monkeypatch):
     pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="in pure Python two modules check what C does"
     )
-    if sys.flags.safe_path:  # the installed package is tested: tools alone come from the checkout
+    if os.environ.get("BUNDLER_TEST_INSTALLED"):  # tools alone come from the checkout
         (tmp_path / "tools").symlink_to(TOOLS)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(processes, "python_path", lambda: str(tmp_path))
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
     found = journey.journey(name)
     modules, classes = journey.MOST[name]
