@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`InductorCalls`: which operators Inductor calls instead of generating a kernel, noted where it
-schedules its graphs.
+has scheduled a graph.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
-from torch._inductor import ir, scheduler
+import torch
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor import compile_fx, ir, scheduler
 
 # Nodes that call nothing: parts of a result, assertions and sizes, memory that others fill.
 _NO_CALLS = (
@@ -22,30 +25,37 @@ _NO_CALLS = (
 )
 
 
+class _Scheduled(Exception):
+    """Ends the compilation of a graph before its code is generated."""
+
+
 class InductorCalls:
-    """Counts, while `noted` is open, by operator; a graph that is read from torch's cache of graphs
-    is not counted, so that cache must be off.
-    """
+    """Counts by operator over the graphs that `backend` compiles."""
 
     def __init__(self) -> None:
         self.operators: Counter[str] = Counter()
         self.graphs = 0
         self.kernels = 0
 
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Count the graphs that are scheduled in between."""
-        generate = scheduler.Scheduler.codegen
+    def backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Be a backend of `torch.compile` which runs the graphs as they came to Inductor: their
+        kernels would take most of the time and say nothing about calls.
+        """
+        made: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=self._counted)
+        return made
 
-        def counting(graph: Any) -> Any:
-            self._count(graph)
-            return generate(graph)
-
-        scheduler.Scheduler.codegen = counting
+    def _counted(
+        self, graph: torch.fx.GraphModule, inputs: list[Any], **settings: Any
+    ) -> Callable[..., Any]:
+        whole, before = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)), self.graphs
         try:
-            yield
-        finally:
-            scheduler.Scheduler.codegen = generate
+            with mock.patch.object(scheduler.Scheduler, "codegen", lambda graph: self._count(graph)):
+                compile_fx.compile_fx_inner(graph, inputs, **settings)
+        except Exception:
+            # Inductor wraps what is raised within it.
+            if self.graphs == before:
+                raise
+        return make_boxed_func(whole.forward)
 
     def _count(self, graph: Any) -> None:
         self.graphs += 1
@@ -56,6 +66,7 @@ class InductorCalls:
                 self.kernels += 1
             elif type(node.node).__name__ not in _NO_CALLS:
                 self.operators[_name(node.node)] += 1
+        raise _Scheduled
 
 
 def _name(node: Any) -> str:

@@ -294,7 +294,6 @@ def _breaks() -> dict[str, int]:
 
 def _inductor(subject: Subject) -> Found:
     """Return what Inductor calls for the same model, in the same three calls."""
-    from torch._functorch import config as functorch
     from torch._inductor import config
 
     from tools.codegen.inductor_calls import InductorCalls
@@ -302,18 +301,10 @@ def _inductor(subject: Subject) -> Found:
     dynamo.reset()
     dynamo.utils.counters.clear()
     calls = InductorCalls()
-    settings = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
+    compiled = functools.partial(torch.compile, backend=calls.backend)
     try:
-        with (
-            calls.noted(),
-            config.patch(settings),
-            functorch.patch({"enable_autograd_cache": False}),
-        ):
-            started = time.perf_counter()
-            steps = subject.steps(copy.deepcopy(subject.model), torch.compile)
-            steps[0]()
-            first_call_s = round(time.perf_counter() - started, 2)
-            for step in steps[1:]:
+        with config.patch({"fx_graph_cache": False, "fallback_random": True}):
+            for step in subject.steps(copy.deepcopy(subject.model), compiled):
                 step()
     except Exception as error:  # noqa: BLE001  # then there is nothing to compare with
         return told(error)
@@ -322,7 +313,6 @@ def _inductor(subject: Subject) -> Found:
         "kernels": calls.kernels,
         "called": dict(calls.operators.most_common()),
         "breaks": _breaks(),
-        "first_call_s": first_call_s,
         "torch": torch.__version__,
     }
 

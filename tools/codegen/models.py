@@ -216,7 +216,11 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     facts = measurement.facts()
     result |= {name: value for name, value in facts.items() if name != "commit" or value}
     started, models = time.monotonic(), result["models"]
-    waiting = [task for task in tasks if _asked(task, result, options)]
+    took = _seconds_before()
+    waiting = sorted(
+        (task for task in tasks if _asked(task, result, options)),
+        key=lambda task: -took.get(key(task), 0.0),
+    )
     limit_s = options.limit or LIMIT_S[options.device]
 
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -265,6 +269,15 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
         print(
             f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}"
         )
+
+
+def _seconds_before() -> dict[str, float]:
+    """Return what each model took for the result that is committed: the longest begin first, so
+    that few processors have nothing to do at the end.
+    """
+    path = measurement.RESULTS / f"{_NAME}.json"
+    models = json.loads(path.read_text())["models"] if path.exists() else {}
+    return {name: one.get("seconds", 0.0) for name, one in models.items()}
 
 
 def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
