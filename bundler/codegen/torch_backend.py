@@ -23,6 +23,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from bundler.codegen.attention import with_attention
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
@@ -77,7 +78,7 @@ def triton_bundler(
         # Else torch would give checkpointed parts generators of their own, as objects in the graph;
         # `lower` knows the state of torch's generator alone.
         with functorch_config.patch(graphsafe_rng_functionalization=False):
-            return compiled(module, example_inputs)
+            return compiled(with_attention(module), example_inputs)
     # torch handles its own: it compiles anew, or without this graph.
     except (TorchDynamoException, BundlerError):
         raise

@@ -154,7 +154,7 @@ def measure(side: str, workers: int, kernels: int, cache_dir: str) -> dict[str, 
 
 def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, float]:
     """Run `measure` in a process of its own; returns what it printed."""
-    folder = tempfile.mkdtemp(prefix="farm-", dir="/tmp")
+    folder = tempfile.mkdtemp(prefix="farm-")
     command = [sys.executable, "-W", "ignore", "-m", "tools.bench.farm", "--side", side]
     if side == "mpi":
         launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`with_attention`: attention that a model writes as two products and a softmax becomes torch's
+attention, which is called whole.
+
+Imports torch. `softmax(q @ k.transpose(-2, -1) * scale) @ v`, as Dynamo traces it, in front of
+AOTAutograd, so that backward is the attention's too.  What has a mask stays: where a row is masked
+as a whole, torch's attention returns 0 and the products NaN.  So does dropout, whose numbers the
+attention would draw in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn import functional
+
+_PRODUCTS = {torch.bmm, torch.matmul, operator.matmul, "bmm", "matmul"}
+_SOFTMAX = {torch.softmax, functional.softmax, "softmax"}
+_TRANSPOSED = {torch.transpose, "transpose"}
+_TIMES = {operator.mul, torch.mul, "mul"}
+_OVER = {operator.truediv, torch.div, "div"}
+# Dimensions of a product of batches without heads.
+_FLAT = 3
+# torch's fused attention wants rows of whole vectors.
+_VECTOR = 8
+
+
+def with_attention(module: fx.GraphModule) -> fx.GraphModule:
+    """Return the module, or a copy in which attention is called."""
+    found = [node for node in module.graph.nodes if _operands(node) is not None]
+    if not found or torch.are_deterministic_algorithms_enabled():
+        return module
+    nodes: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph(owning_module=module)
+    graph.output(graph.graph_copy(module.graph, nodes))
+    for node in found:
+        _replace(graph, nodes[node])
+    graph.eliminate_dead_code()
+    made = fx.GraphModule(module, graph)
+    made.meta = dict(module.meta)
+    return made
+
+
+def _replace(graph: fx.Graph, product: fx.Node) -> None:
+    operands = _operands(product)
+    assert operands is not None
+    *tensors, scale = operands
+    with graph.inserting_before(product):
+        # A product of three dimensions is one of many batches of one head.
+        flat = _value(product).dim() == _FLAT
+        heads = [graph.call_method("unsqueeze", (one, 1)) if flat else one for one in tensors]
+        result = graph.call_function(
+            functional.scaled_dot_product_attention, tuple(heads), {"scale": scale}
+        )
+        if flat:
+            result = graph.call_method("squeeze", (result, 1))
+        elif not all(_turns_heads(user) for user in product.users):
+            # A product's result is dense, and `view` may rely on it.
+            result = graph.call_method("contiguous", (result,))
+    result.meta = dict(product.meta)
+    product.replace_all_uses_with(result)
+
+
+def _turns_heads(node: fx.Node) -> bool:
+    """Whether a node exchanges heads and rows: torch's attention may have written them so."""
+    return node.target in _TRANSPOSED and {*node.args[1:]} == {1, 2}
+
+
+def _operands(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
+    """Return query, key, value and scale, where a node is the second product of an attention whose
+    parts nobody else reads.
+    """
+    weights, value = _two(product, _PRODUCTS)
+    scores = _of_softmax(_without_cast(_without_dropout(weights)))
+    scores, scale = _scaled(scores)
+    query, turned = _two(scores, _PRODUCTS)
+    key = _of_transposed(turned)
+    if not (query and key and value) or not _are_alike(query, key, value):
+        return None
+    if _value(product).dtype != _value(query).dtype:
+        return None
+    return query, key, value, scale
+
+
+def _two(node: fx.Node | None, targets: set[Any]) -> tuple[fx.Node | None, fx.Node | None]:
+    """Return the operands of a node that calls one of the targets with two of them."""
+    if node is not None and node.target in targets and not node.kwargs:
+        match node.args:
+            case (fx.Node() as first, fx.Node() as second):
+                return first, second
+    return None, None
+
+
+def _once(node: Any) -> fx.Node | None:
+    """Return a node that has one reader."""
+    return node if isinstance(node, fx.Node) and len(node.users) == 1 else None
+
+
+def _without_dropout(node: fx.Node | None) -> fx.Node | None:
+    node = _once(node)
+    if node is None or node.target is not functional.dropout:
+        return node
+    given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    nothing = given.get("p", 0.5) == 0 or given.get("training", True) is False
+    return _once(given["input"]) if nothing else None
+
+
+def _without_cast(node: fx.Node | None) -> fx.Node | None:
+    """Return what a softmax in float32 gave before it was cast back, as torch's attention does."""
+    if node is not None and node.target == "to" and not node.kwargs:
+        match node.args:
+            case (source, torch.dtype()):
+                return _once(source)
+    return node
+
+
+def _of_softmax(node: fx.Node | None) -> fx.Node | None:
+    if node is None or node.target not in _SOFTMAX:
+        return None
+    given = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    last = given.get("dim") in {-1, _value(node).dim() - 1}
+    wide = given.get("dtype") in {None, torch.float32}
+    return _once(given["input"]) if last and wide else None
+
+
+def _scaled(node: fx.Node | None) -> tuple[fx.Node | None, float]:
+    """Return what a node multiplies by a number, and the number."""
+    if node is not None and not node.kwargs:
+        match node.target in _TIMES, node.target in _OVER, node.args:
+            case (True, _, (scores, float() | int() as scale) | (float() | int() as scale, scores)):
+                return _once(scores), float(scale)
+            case (_, True, (scores, float() | int() as divisor)) if divisor:
+                return _once(scores), 1.0 / divisor
+    return node, 1.0
+
+
+def _of_transposed(node: fx.Node | None) -> fx.Node | None:
+    if node is not None and node.target in _TRANSPOSED:
+        match node.args:
+            case (fx.Node() as source, int() as one, int() as other):
+                rank = _value(node).dim()
+                return source if {one % rank, other % rank} == {rank - 2, rank - 1} else None
+    return None
+
+
+def _are_alike(*tensors: fx.Node) -> bool:
+    """Whether torch has a fused attention for them, that no batch is repeated in."""
+    query, key, value = map(_value, tensors)
+    if not all(isinstance(one, torch.Tensor) for one in (query, key, value)):
+        return False
+    one_type = query.dtype == key.dtype == value.dtype and query.dtype.is_floating_point
+    batches = query.shape[:-2], key.shape[:-2], value.shape[:-2]
+    if not one_type or query.dim() not in {_FLAT, _FLAT + 1} or len({*map(len, batches)}) != 1:
+        return False
+    return all(
+        statically_known_true(mine == other)
+        for dims in zip(*batches, strict=True)
+        for mine, other in itertools.pairwise(dims)
+    ) and all(statically_known_true(one.shape[-1] % _VECTOR == 0) for one in (query, value))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
