@@ -171,6 +171,22 @@ def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_engines_runs(run_tool, tmp_path):
+    """A quick run holds the samples of an engine and of the local pool; the page has its row."""
+    if find_spec("triton") is None:
+        pytest.skip("the benchmark needs triton, which is not installed")
+    done = run_tool("bench farm", "--quick", "--engines", "processes", "--results", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "bench-farm.json").read_text())["rows"]
+    assert {side: len(found) for side, found in row["samples"].items()} == {
+        "engine": 1,
+        "local pool": 1,
+    }
+    run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md")
+    assert f"| {row['work']} |" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
     """A quick run of all four sides holds every sample and names the targets it missed; the page
     has each row and each stage.

@@ -6,11 +6,12 @@ The kernels are compiled once.  After that a job takes its kernel's files in pla
 that what is measured is the way of a job and of its kernel: messages, processes, the bundle that a
 worker sends back and its restore.
 
-python -m tools.bench farm [--quick] [--rounds N] [--engines processes,dask,mpi,ray] [--json FILE]
+    python -m tools.bench farm [--quick] [--rounds N] [--engines processes,dask,mpi,ray] [--check]
 
 An engine that is not installed is said and left out.  Each run is a process of its own with empty
-directories; the local pool and the engines take turns, and the row of each is the median of its
-rounds.
+directories, in memory where there is one; the local pool and the engines take turns, and the row of
+each is the median over its rounds of what it takes more than the pool.  All samples go to
+docs/results/bench-farm.json.  `--check` exits 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from tools.shared import measurement
 from tools.shared.processes import ROOT
 
 KERNELS, QUICK_KERNELS = 300, 24
@@ -154,7 +155,7 @@ def measure(side: str, workers: int, kernels: int, cache_dir: str) -> dict[str, 
 
 def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, float]:
     """Run `measure` in a process of its own; returns what it printed."""
-    folder = tempfile.mkdtemp(prefix="farm-")
+    folder = tempfile.mkdtemp(prefix="farm-", dir=measurement.fast_directory())
     command = [sys.executable, "-W", "ignore", "-m", "tools.bench.farm", "--side", side]
     if side == "mpi":
         launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
@@ -201,53 +202,43 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Measure each engine beside the local pool, in turns; returns a row for each."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="farm-built-") as folder:
+    with tempfile.TemporaryDirectory(prefix="farm-", dir=measurement.fast_directory()) as folder:
         built = Path(folder)
         compile_first(kernels + FIRST * max(workers), built)
         for count in workers:
-            each_ms: dict[str, list[float]] = {name: [] for name in ("local", *engines)}
+            samples: dict[str, list[float]] = {name: [] for name in ("local", *engines)}
             for _ in range(rounds):
-                for name, found in each_ms.items():
+                for name, found in samples.items():
                     figures = run_side(name, count, kernels, built)
                     found.append(1000 * figures["whole_s"] / figures["kernels"])
-            rows += [
-                {
-                    "engine": "local pool" if name == "local" else name,
-                    "workers": count,
-                    "kernels": kernels,
-                    "each_ms": median(found),
-                    "more_ms": median(
-                        mine - local for mine, local in zip(found, each_ms["local"], strict=True)
-                    ),
-                }
-                for name, found in each_ms.items()
-            ]
+            rows += [_row(name, count, samples) for name in engines]
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    print(
-        f"{'engine':<12} {'workers':>7} {'kernels':>7} {'ms a job':>9} {'more than the pool':>18}"
+def _row(name: str, workers: int, samples: dict[str, list[float]]) -> dict[str, Any]:
+    local, ours = samples["local"], samples[name]
+    return measurement.row(
+        f"{name}, {workers} workers: a job, more than with the local pool",
+        measurement.median(measurement.differences(ours, local)),
+        "ms",
+        most=MOST_MS,
+        peer=f"the local pool, {measurement.shown(measurement.median(local), 'ms')}",
+        samples={"engine": ours, "local pool": local},
     )
-    for row in rows:
-        print(
-            f"{row['engine']:<12} {row['workers']:>7} {row['kernels']:>7} {row['each_ms']:>9.2f}"
-            f" {row['more_ms']:>18.2f}"
-        )
 
 
 def main() -> int:
-    """Compare, or be one side of the comparison; returns 1 where an engine costs more than
-    it may.
-    """
+    """Compare, or be one side of the comparison."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench farm", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_KERNELS} kernels on two workers"
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where the samples go"
+    )
     for name in ("--side", "--workers", "--kernels", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -265,17 +256,15 @@ def main() -> int:
         if name not in engines:
             print(f"{name}: not installed, left out: pip install {ENGINES[name]}")
     kernels, workers = (QUICK_KERNELS, QUICK_WORKERS) if options.quick else (KERNELS, WORKERS)
-    rows = compare(engines, workers, kernels, 1 if options.quick else options.rounds)
-    show(rows)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    slow = [row for row in rows if row["more_ms"] > MOST_MS]
-    for row in slow:
-        print(
-            f"over {MOST_MS} ms a job: {row['engine']} on {row['workers']} workers,"
-            f" {row['more_ms']:.1f} ms"
-        )
-    return 1 if slow else 0
+    rounds = 1 if options.quick else options.rounds
+    result = {
+        "kernels": kernels,
+        "rounds": rounds,
+        "rows": compare(engines, workers, kernels, rounds),
+    }
+    missed = measurement.report("bench-farm", result, options.results)
+    measurement.missed(missed)
+    return 1 if options.check and missed else 0
 
 
 if __name__ == "__main__":
