@@ -38,7 +38,24 @@ def numbers(x):
     return y + torch.arange(0, n, 1.0), n / 3
 
 
+def into_slices(x, y):
+    x = x.clone()
+    x[1:-1] = 2.0
+    x[-3:, ::2] += y[-3:, ::2]
+    x[: y.shape[0] // 2, 1:] = y[: y.shape[0] // 2, 1:]
+    x[1::2, -2:] *= 3
+    return x
+
+
+def gradients(x):
+    x = x.detach().requires_grad_()
+    windows = torch.as_strided(x.sin(), (x.shape[0], 3), (x.stride(0), 1), 1)
+    found = windows.prod() + x[1:-1, ::2].cos().sum() + x[-3:].exp().sum()
+    return torch.autograd.grad(found, x)
+
+
 CASES = {
+    "slices": (into_slices, lambda n: [torch.randn(n, 5), torch.randn(n, 5)]),
     "numbers": (numbers, lambda n: [torch.randn(n, 5)]),
     "float64": (
         lambda x: x * (1.0 / x.shape[0]) + x.shape[0] ** 0.5,
@@ -102,7 +119,7 @@ def differs(found, expected):
     return ""
 
 
-wrong, whole = {}, []
+wrong, whole, scatters = {}, [], []
 for name, (function, inputs) in CASES.items():
     torch._dynamo.reset()
     programs = []
@@ -116,5 +133,9 @@ for name, (function, inputs) in CASES.items():
             for way, run in (("compile", compiled), ("generate", program.run)):
                 if difference := differs(run(*given), expected):
                     wrong[f"{name} {way} {size}"] = difference
+    made = [found for found in programs if hasattr(found, "plan")]
+    scatters += [
+        call.operator for one in made for call in one.fallbacks if "scatter" in call.operator
+    ]
     whole += [name for found in programs if not hasattr(found, "plan")]
-print(json.dumps({"cases": len(CASES), "wrong": wrong, "whole": whole}))
+print(json.dumps({"cases": len(CASES), "wrong": wrong, "whole": whole, "scatters": scatters}))

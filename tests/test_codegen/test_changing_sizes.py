@@ -24,7 +24,7 @@ def test_functions_of_sizes_have_eager_s_numbers_for_every_size(interpreted, tmp
     has it.
     """
     result = json.loads(interpreted("changing_sizes_worker.py", tmp_path, timeout=400))
-    assert (result["wrong"], result["whole"]) == ({}, [])
+    assert (result["wrong"], result["whole"], result["scatters"]) == ({}, [], [])
     assert result["cases"] >= 14
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that write to some places of a tensor: scatter, scatter_reduce, index_put,
-slice_scatter, select_scatter.
+slice_scatter, select_scatter, as_strided_scatter.
 
 `SCATTERING` maps their names to functions (builder, call) -> `LazyTensor`.  Where values decide the
 places, the first argument is copied, then a loop stores, adds or compares there; Triton's atomics
@@ -9,6 +9,7 @@ are what decides which dtypes that is for.  Other places are a choice of each el
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import sympy
@@ -16,7 +17,7 @@ import sympy
 from bundler.codegen.loops.data_types import NumberKind, data_type
 from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor, variables
-from bundler.codegen.loops.loop_nodes import POINTWISE, Loop, numel
+from bundler.codegen.loops.loop_nodes import POINTWISE, Loop, contiguous_strides, numel
 from bundler.codegen.loops.loop_terms import Term
 from bundler.codegen.lowerings.indexing_lowerings import (
     both_of,
@@ -25,7 +26,7 @@ from bundler.codegen.lowerings.indexing_lowerings import (
     inside,
 )
 from bundler.codegen.lowerings.operator_calls import OperatorCall
-from bundler.codegen.lowerings.view_lowerings import broadcast
+from bundler.codegen.lowerings.view_lowerings import broadcast, unravelled
 
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor]
 # Only integers have atomic extremes here: those of floats lose NaN. Narrow integers have no
@@ -247,13 +248,15 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     target, source = given["self"], given["src"]
     dim = int(given.get("dim", 0)) % len(target.sizes)
     length, step = target.sizes[dim], given.get("step", 1)
-    start = sympy.sympify(given.get("start") or 0)
-    if not (start.is_Integer and length.is_Integer and isinstance(step, int)):
-        raise call.refusal("a slice of a size that changes")
-    low = min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
+    low = _beginning(call, sympy.sympify(given.get("start") or 0), length)
+    if not isinstance(step, int):
+        raise call.refusal("a step that changes")
     # The end is not read from the call, where it may be negative or beyond the length.
     count = source.sizes[dim]
     high = sympy.Min(low + count * step, length)
+    # Added so that it is never negative: Triton's remainder then is Python's. Elements in front of
+    # the slice get some remainder; the first condition excludes them.
+    shift = -low % step if low.is_Integer else (step - 1) * low
 
     def at(indices: Indices) -> Term:
         index = indices[dim]
@@ -261,22 +264,19 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
             inside(
                 builder,
                 index,
-                sympy.Integer(low) if low else None,
+                low if low != 0 else None,
                 None if high == length else high,
             )
         ]
         if step != 1:
-            # Shifted so that it is never negative: Triton's remainder then is Python's. Elements in
-            # front of the slice get some remainder; the first condition excludes them.
-            rest = ModularIndexing(index + (-low) % step, sympy.Integer(1), sympy.Integer(step))
+            rest = ModularIndexing(index + shift, sympy.Integer(1), sympy.Integer(step))
             zero = pool.index(sympy.Integer(0), "int32")
             conditions.append(pool.operate("eq", pool.index(rest, "int32"), zero, dtype="bool"))
         mask = both_of(builder, conditions)
         place = (
             index - low
             if step == 1
-            else FloorDiv(index + (-low) % step, sympy.Integer(step))
-            - (low + (-low) % step) // step
+            else FloorDiv(index + shift, sympy.Integer(step)) - sympy.expand((low + shift) / step)
         )
         moved = tuple(place if n == dim else i for n, i in enumerate(indices))
         body = pool.cast(broadcast(source, _sizes_of_slice(target, dim, count)).at(moved), dtype)
@@ -289,8 +289,61 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     return builder.lazy(call.sizes, dtype, at, call.origins | target.origins | source.origins)
 
 
+def _beginning(call: OperatorCall, start: sympy.Expr, length: sympy.Expr) -> sympy.Expr:
+    """Return where a slice begins, clamped to the tensor as in Python; one that begins beyond the
+    end has no elements.
+    """
+    if start.is_Integer and length.is_Integer:
+        return sympy.Integer(min(max(int(start) + (int(length) if start < 0 else 0), 0), length))
+    if start.is_negative:
+        return sympy.Max(start + length, 0)
+    if not start.is_nonnegative:
+        raise call.refusal("a slice that begins at a size whose sign is not known")
+    return start
+
+
 def _sizes_of_slice(target: LazyTensor, dim: int, size: sympy.Expr) -> list[sympy.Expr]:
     return [size if number == dim else old for number, old in enumerate(target.sizes)]
+
+
+def _as_strided_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
+    given, target, source = call.arguments, call.arguments["self"], call.arguments["src"]
+    offset = given.get("storage_offset")
+    start = sympy.Integer(0) if offset is None else sympy.sympify(offset) - target.storage_offset
+    strides = [sympy.sympify(stride) for stride in given["stride"]]
+    dims = [dim for dim in zip(source.sizes, strides, strict=True) if dim[0] != 1]
+    if not _is_dense(target.sizes, call.result.strides):
+        raise call.refusal("into a tensor that is not contiguous")
+    if start.is_nonnegative is not True or not _are_distinct(dims, numel(target.sizes) - start):
+        raise call.refusal("places that may be written twice, or lie outside")
+
+    def places(indices: Indices) -> Indices:
+        flat = sum((i * stride for i, stride in zip(indices, strides, strict=True)), start)
+        return tuple(unravelled(flat, target.sizes))
+
+    return _written(builder, call, target, source.sizes, source, places, mode="store")
+
+
+def _is_dense(sizes: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
+    expected = contiguous_strides(sizes)
+    return all(
+        size == 1 or mine == other
+        for size, mine, other in zip(sizes, strides, expected, strict=True)
+    )
+
+
+def _are_distinct(dims: Sequence[tuple[sympy.Expr, sympy.Expr]], room: sympy.Expr) -> bool:
+    """Whether it is known that sizes and strides name no element twice, and none beyond the
+    room.
+    """
+    reach = sympy.Integer(1)
+    for size, stride in sorted(
+        dims, key=lambda dim: int(dim[1]) if dim[1].is_Integer else math.inf
+    ):
+        if sympy.expand(stride - reach).is_nonnegative is not True:
+            return False
+        reach += (size - 1) * stride
+    return sympy.expand(room - reach).is_nonnegative is True
 
 
 def _select_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -316,6 +369,7 @@ SCATTERING: dict[str, Lowering] = {
     "scatter": _scattered,
     "scatter_add": _scattered,
     "scatter_reduce": _scattered,
+    "as_strided_scatter": _as_strided_scattered,
     "slice_scatter": _slice_scattered,
     "select_scatter": _select_scattered,
 }

@@ -47,7 +47,7 @@ def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
         for old, new in pairs:
             flat = _flat([indices[n] for n in new], [sizes[n] for n in new])
             for dim, index in zip(
-                old, _unravelled(flat, [tensor.sizes[n] for n in old]), strict=True
+                old, unravelled(flat, [tensor.sizes[n] for n in old]), strict=True
             ):
                 result[dim] = index
         return result
@@ -91,7 +91,7 @@ def _flat(indices: Sequence[sympy.Expr], sizes: Sequence[sympy.Expr]) -> sympy.E
     return sum((i * s for i, s in zip(indices, contiguous_strides(sizes), strict=True)), _ZERO)
 
 
-def _unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Expr]:
+def unravelled(flat: sympy.Expr, sizes: Sequence[sympy.Expr]) -> list[sympy.Expr]:
     """Return the indices of the element with a number."""
     found = []
     for number, (size, stride) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
