@@ -27,6 +27,7 @@ from bundler.codegen.attention import with_attention
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
+from bundler.codegen.host_constants import on_device
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
 from bundler.errors import BundlerError, ConfigError, WrongResult
@@ -93,6 +94,7 @@ def triton_bundler(
 
 def _compile_forward(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
     _copy_saved_inputs(module)
+    _save_constants(module)
     return compile_graph(module, example_inputs, **options)
 
 
@@ -120,6 +122,24 @@ def _copy_saved_inputs(forward: fx.GraphModule) -> None:
     forward.recompile()
 
 
+def _save_constants(forward: fx.GraphModule) -> None:
+    """Save a number that the graph holds as it is: backward changes nothing of what was saved, so
+    a copy would be a call for nothing.
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None:
+        return
+    output = forward.graph.output_node()
+    results = list(output.args[0])
+    for place in range(known.num_forward, len(results)):
+        saved = results[place]
+        if saved is not None and saved.target is aten.lift_fresh_copy.default:
+            results[place] = saved.args[0]
+    output.args = (tuple(results),)
+    forward.recompile()
+
+
 def compile_graph(
     module: fx.GraphModule,
     _example_inputs: Sequence[Any],
@@ -131,7 +151,7 @@ def compile_graph(
     generated.
     """
     try:
-        program = program_of_graph(module, options, guarded=True)
+        program = program_of_graph(on_device(module), options, guarded=True)
         with refusals("the kernels"):
             if has_float8(program.sources) and program.device != "cpu":
                 refuse_missing_types(program.sources, current_target())

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from bundler.codegen.device_tracing import tracing_for  # noqa: E402
+from bundler.codegen.host_constants import on_device  # noqa: E402
 from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import generate, program_of_graph  # noqa: E402
 from bundler.codegen.trace import decompositions  # noqa: E402
@@ -22,6 +23,26 @@ from bundler.runtime.program.plan_reading import read_plan  # noqa: E402
 
 def called(program):
     return [fallback.operator.split(".")[1] for fallback in program.fallbacks]
+
+
+def relative_bucket(x):
+    """Positions as transformers of relative positions have them."""
+    away = (torch.arange(4)[:, None] - torch.arange(4)[None, :]).abs()
+    far = 2 + (torch.log(away.float() / 2) / 3 * 2).to(torch.long)
+    bucket = torch.where(away < 2, away, torch.minimum(far, torch.full_like(far, 3)))
+    return x + bucket.to(x.device)
+
+
+def offsets(x):
+    grid = torch.zeros(4, 4, 3)
+    steps = (torch.arange(4).view(1, -1) - torch.arange(4).view(-1, 1)).repeat(1, 1)
+    grid[:, :, 1] = steps
+    grid[:, :, 0] = 7.0
+    return x + grid.sum(-1).to(x.device)
+
+
+def inverted_mask(x):
+    return x.masked_fill(~torch.zeros(4).to(device=x.device, dtype=torch.bool), 0.5)
 
 
 def traced(function, *devices):
@@ -182,6 +203,39 @@ def test_results_lie_where_the_function_has_them():
     assert sorted(step.operator.split(".")[1] for step in steps) == ["_to_copy", "full_like"]
     assert all(step.results[0].device == "host" for step in steps)
     assert all({"device": "host"} in step.keywords.values() for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("function", "constants"), [(relative_bucket, 1), (inverted_mask, 0), (offsets, 1)]
+)
+def test_what_is_made_on_the_host_of_numbers_alone_is_no_call(function, constants):
+    """Exact operators are the kernels'; a logarithm and a sum of floats are the host's numbers."""
+    program = program_of_graph(on_device(traced(function, "cuda")))
+    assert (called(program), len(program.constants)) == ([], constants)
+    assert not program.host_constants
+    assert program.build(["cuda:90"]).kernels
+    for held in program.constants.values():
+        assert torch.equal(torch.zeros(4) + held, function(torch.zeros(4)))
+
+
+def test_what_the_host_is_asked_for_stays_there():
+    """Random numbers, what leaves on the host, and what is made of an input there."""
+    for function, *devices in (
+        (lambda x: x + torch.rand(4).to(x.device), "cuda"),
+        (lambda x, y: x + (y + torch.arange(4)).to(x.device), "cuda", "cpu"),
+        (lambda x: torch.arange(4), "cuda"),
+    ):
+        module = traced(function, *devices)
+        before = called(program_of_graph(module))
+        assert before
+        assert called(program_of_graph(on_device(module))) == before
+
+
+def test_what_is_read_on_the_host_too_is_made_on_both():
+    program = program_of_graph(
+        on_device(traced(lambda x: ((a := torch.arange(4)), x + a.to(x.device)), "cuda"))
+    )
+    assert called(program) == ["arange"]
 
 
 def test_two_gpus_in_one_graph_are_refused():
