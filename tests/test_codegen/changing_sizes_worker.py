@@ -38,6 +38,12 @@ def numbers(x):
     return y + torch.arange(0, n, 1.0), n / 3
 
 
+def maxima(x):
+    y, places = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    return backward(y.exp(), x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
+
+
 CASES = {
     "numbers": (numbers, lambda n: [torch.randn(n, 5)]),
     "float64": (
@@ -77,6 +83,7 @@ CASES = {
         lambda x: torch.stack([torch.zeros_like(x), x.exp()], 1).sum(0),
         lambda n: [torch.randn(n)],
     ),
+    "maxima": (maxima, lambda n: [torch.randn(n, 2, 2 * n, n + 1)]),
     "constant": (
         lambda x: x / torch.sqrt(torch.tensor(64.0)) + torch.tensor(2).item(),
         lambda n: [torch.randn(n, 5)],
