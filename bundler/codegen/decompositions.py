@@ -47,7 +47,6 @@ _TAKEN_APART = [
     "linalg_vector_norm",
     "logsumexp",
     "masked_fill",
-    "max_pool2d_with_indices_backward",
     "mse_loss",
     "narrow_copy",
     "native_group_norm",

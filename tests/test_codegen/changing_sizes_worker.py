@@ -47,14 +47,28 @@ def into_slices(x, y):
     return x
 
 
-def gradients(x):
-    x = x.detach().requires_grad_()
-    windows = torch.as_strided(x.sin(), (x.shape[0], 3), (x.stride(0), 1), 1)
-    found = windows.prod() + x[1:-1, ::2].cos().sum() + x[-3:].exp().sum()
-    return torch.autograd.grad(found, x)
+def of_five_columns(n):
+    x = torch.randn(n, 5)
+    torch._dynamo.mark_static(x, 1)  # else nobody knows that windows of three do not overlap
+    return x
+
+
+def scattered(x, y):
+    """What backward of slices is made of."""
+    n = x.shape[0]
+    rows = torch.slice_scatter(torch.zeros_like(x), y[: n - 2].cos(), 0, 1, -1)
+    windows = torch.as_strided_scatter(x.exp(), y[:, :3] * 2, (n, 3), (5, 1), 1)
+    return rows, windows, torch.slice_scatter(x, y[:, 1::3], 1, 1, None, 3)
+
+
+def maxima(x):
+    y, places = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    return backward(y.exp(), x, [3, 3], [2, 2], [1, 1], [1, 1], False, places)
 
 
 CASES = {
+    "scattered": (scattered, lambda n: [of_five_columns(n), torch.randn(n, 5)]),
     "slices": (into_slices, lambda n: [torch.randn(n, 5), torch.randn(n, 5)]),
     "numbers": (numbers, lambda n: [torch.randn(n, 5)]),
     "float64": (
@@ -94,6 +108,7 @@ CASES = {
         lambda x: torch.stack([torch.zeros_like(x), x.exp()], 1).sum(0),
         lambda n: [torch.randn(n)],
     ),
+    "maxima": (maxima, lambda n: [torch.randn(n, 2, 2 * n, n + 1)]),
     "constant": (
         lambda x: x / torch.sqrt(torch.tensor(64.0)) + torch.tensor(2).item(),
         lambda n: [torch.randn(n, 5)],

@@ -406,6 +406,25 @@ def gradients_of_windows(a):
     )
 
 
+@case(lambda: (with_infinities(), seeded(2, 3, 9, 8)))
+def gradients_of_maxima(a, b):
+    """Of windows that overlap, leave gaps, reach over the edge or are dilated; ties, NaN, both memory
+    formats.
+    """
+    pools = ((3, 2, 1), (3, 1, 1), ((2, 3),), (2, 3, 1, 1, True), (3, 1, 1, 2), ((7, 3),))
+    last = b.to(memory_format=torch.channels_last)
+    return (
+        *(
+            part
+            for given in pools
+            for part in with_gradient(lambda x, given=given: F.max_pool2d(x, *given).square(), a)
+        ),
+        *with_gradient(lambda x: F.max_pool2d(x, 3, 2, 1).square(), a[0].double()),
+        *with_gradient(lambda x: F.max_pool2d(x, 3, 2, 1).square(), (b * 2).round()),
+        *with_gradient(lambda x: F.max_pool2d(x, 3, 2, 1).square(), last),
+    )
+
+
 @case(lambda: (seeded(2, 2, 7, 6), seeded(2, 2, 5)), tolerance=1e-4)
 def gradients_of_averages(a, b):
     averages = (

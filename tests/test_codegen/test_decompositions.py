@@ -22,7 +22,8 @@ NOT_OURS = {
         "arange.start_step bernoulli.default bernoulli.p cat.default clamp.Tensor "
         "clamp.default empty_permuted.default exponential.default flip.default fmax.default "
         "fmin.default full.default full_like.default index_select.default "
-        "max_pool2d_with_indices.default max_pool3d_with_indices.default "
+        "max_pool2d_with_indices.default max_pool2d_with_indices_backward.default "
+        "max_pool2d_with_indices_backward.grad_input max_pool3d_with_indices.default "
         "native_dropout.default rand_like.default rand_like.generator randint.default "
         "randint_like.default randint_like.low_dtype randn_like.default randn_like.generator "
         "round.decimals std.correction std.default std.dim uniform.default var.default var.dim "
@@ -99,6 +100,8 @@ BY_RELEASE = {
     "addcmul.default",
     "lerp.Scalar",
     "lerp.Tensor",
+    "max_pool2d_with_indices_backward.default",
+    "max_pool2d_with_indices_backward.grad_input",
     "special_log_ndtr.default",
     "uniform.default",
     "prims.normal.default",

@@ -61,10 +61,10 @@ def test_a_step_of_an_optimizer_is_a_kernel_for_each_parameter(interpreted, tmp_
         assert max(found["kernels"]) <= 3 + 1
 
 
-def generated(function, *tensors):
+def generated(function, *tensors, **given):
     from bundler.codegen.program import generate
 
-    return generate(function, tensors)
+    return generate(function, tensors, **given)
 
 
 def assembly(a, b):
@@ -170,6 +170,7 @@ def test_programs_compile_for_every_target(beside, target):
         "pools",
         "lists",
         "gradients_of_averages",
+        "gradients_of_maxima",
         "representations",
     )
     for name in names:
@@ -207,6 +208,30 @@ def test_sizes_that_are_quotients_of_others_have_kernels():
     program = generate(pooled, [torch.randn(2, 3, 8, 9)], dynamic=True)
     assert program.fallbacks == ()
     assert len(program.kernels) == 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_gradient_of_a_maximum_is_read_from_windows(dynamic):
+    """One kernel, which adds without atomics, for sizes that change too; with windows larger than
+    those of the pools that are generated, where they do not overlap.
+    """
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+
+    def gradient(size, stride):
+        def function(g, x, places):
+            return backward(g, x, [size] * 2, [stride] * 2, [0, 0], [1, 1], False, places)
+
+        source = torch.randn(2, 3, 15, 16)
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(source, [size] * 2, [stride] * 2)
+        return generated(function, pooled, source, places, dynamic=dynamic)
+
+    for size, stride in ((3, 2), (7, 7), (5, 1)):
+        program = gradient(size, stride)
+        assert program.fallbacks == ()
+        (kernel,) = program.kernels.values()
+        assert "atomic_add(" not in kernel.source
+    (called,) = gradient(6, 1).fallbacks
+    assert "more than 25 windows around an element" in called.reason
 
 
 def test_a_tensor_that_an_operator_changes_behind_its_first_argument_is_a_result_of_it():

@@ -3,14 +3,14 @@
 call) -> `LazyTensor`, or one for each result.
 
 A window's elements are read one by one, so a pool is computed where it is read; larger windows are
-called as they are.
+called as they are. So are gradients of elements that many windows overlap at.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -51,6 +51,29 @@ class _Window:
             )
         ]
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How many windows an element may be in, along each dimension."""
+        return tuple(
+            -(-((size - 1) * dilation + 1) // stride)
+            for size, stride, dilation in zip(self.size, self.stride, self.dilation, strict=True)
+        )
+
+    def around(self, spatial: Indices) -> list[list[sympy.Expr]]:
+        """Return the windows that an element may be in, in the order in which torch adds them; some
+        may not exist, or end before the element.
+        """
+        backwards = itertools.product(*(range(count - 1, -1, -1) for count in self.reach))
+        return [
+            [
+                FloorDiv(index + padding, sympy.Integer(stride)) - number
+                for index, padding, stride, number in zip(
+                    spatial, self.padding, self.stride, back, strict=True
+                )
+            ]
+            for back in backwards
+        ]
+
 
 def _window(call: OperatorCall, rank: int) -> _Window:
     def numbers(name: str, default: Any) -> tuple[int, ...]:
@@ -60,9 +83,25 @@ def _window(call: OperatorCall, rank: int) -> _Window:
         return tuple(int(part) for part in (given * rank if len(given) == 1 else given))
 
     size = numbers("kernel_size", None)
-    if math.prod(size) > _MOST_ELEMENTS:
-        raise call.refusal(f"a window of more than {_MOST_ELEMENTS} elements")
-    return _Window(size, numbers("stride", size), numbers("padding", 0), numbers("dilation", 1))
+    window = _Window(size, numbers("stride", size), numbers("padding", 0), numbers("dilation", 1))
+    backward = "grad_output" in call.arguments
+    if math.prod(window.reach if backward else size) > _MOST_ELEMENTS:
+        what = "windows around an element" if backward else "elements in a window"
+        raise call.refusal(f"more than {_MOST_ELEMENTS} {what}")
+    return window
+
+
+def _wide(dtype: str) -> str:
+    """Return the dtype of a sum, which is rounded once."""
+    return "float32" if data_type(dtype).is_half else dtype
+
+
+def _flat(places: Sequence[sympy.Expr], sizes: Sequence[sympy.Expr]) -> sympy.Expr:
+    """Return torch's index of an element, which counts through the spatial dimensions alone."""
+    flat: sympy.Expr = sympy.Integer(0)
+    for place, size in zip(places, sizes, strict=True):
+        flat = flat * size + place
+    return sympy.expand(flat)
 
 
 def _within(builder: GraphBuilder, places: list[sympy.Expr], sizes: list[sympy.Expr]) -> Term:
@@ -88,7 +127,7 @@ def _averaged(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTe
         call.arguments.get("divisor_override"),
         bool(call.arguments.get("ceil_mode", False)),
     )
-    wide = "float32" if data_type(call.dtype).is_half else call.dtype
+    wide = _wide(call.dtype)
     if data_type(call.dtype).kind is not NumberKind.FLOAT:
         raise call.refusal("averages of integers")
     whole = not over and not any(window.padding)
@@ -148,11 +187,7 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
             inside = None if whole else _within(builder, places, sizes)
             found = source.at((*outer, *places))
             found = found if inside is None else pool.masked(inside, found, least)
-            # torch's index counts through the spatial dimensions alone.
-            flat: sympy.Expr = sympy.Integer(0)
-            for place, size in zip(places, sizes, strict=True):
-                flat = flat * size + place
-            number = pool.index(sympy.expand(flat), "int64")
+            number = pool.index(_flat(places, sizes), "int64")
             if value is None:
                 value, index = found, number
                 seen = pool.constant(1, "bool") if inside is None else inside
@@ -190,25 +225,14 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
     """Write the gradient of an average: each element gets a share of every window that it is in."""
     gradient, pool = call.arguments["grad_output"], builder.pool
     window, sizes = _window(call, rank), list(call.sizes[-rank:])
-    counts, wide = (
-        list(gradient.sizes[-rank:]),
-        "float32" if data_type(call.dtype).is_half else call.dtype,
-    )
+    counts, wide = list(gradient.sizes[-rank:]), _wide(call.dtype)
     divisor = call.arguments.get("divisor_override")
-    # How many windows an element can be in along each dimension, counted back from the last one.
-    reach = [
-        range(-(-size // stride)) for size, stride in zip(window.size, window.stride, strict=True)
-    ]
 
     def at(indices: Indices) -> Term:
         outer, spatial = indices[:-rank], indices[-rank:]
         shifted = [index + padding for index, padding in zip(spatial, window.padding, strict=True)]
         parts = []
-        for back in itertools.product(*reach):
-            places = [
-                FloorDiv(index, sympy.Integer(stride)) - number
-                for index, stride, number in zip(shifted, window.stride, back, strict=True)
-            ]
+        for places in window.around(spatial):
             inside = _within(builder, places, counts)
             for index, place, stride, size in zip(
                 shifted, places, window.stride, window.size, strict=True
@@ -230,6 +254,37 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
         )
 
     return builder.lazy(call.sizes, call.dtype, at, call.origins | gradient.origins)
+
+
+def _returned(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTensor:
+    """Write the gradient of a pool of maxima: each element gets that of every window whose index
+    is the element's own.
+    """
+    gradient, numbers = call.arguments["grad_output"], call.arguments["indices"]
+    window, pool, wide = _window(call, rank), builder.pool, _wide(call.dtype)
+    counts, sizes = list(gradient.sizes[-rank:]), call.sizes[-rank:]
+    # Each is read once for every window.
+    for tensor in (gradient, numbers):
+        builder.mark_reuse(tensor, math.prod(window.reach))
+
+    def at(indices: Indices) -> Term:
+        outer, spatial = indices[:-rank], indices[-rank:]
+        own, zero = pool.index(_flat(spatial, sizes), "int64"), pool.constant(0.0, wide)
+        parts = []
+        for places in window.around(spatial):
+            # The index decides whether a window holds the element, so only its own bounds are
+            # asked for.
+            inside = _within(builder, places, counts)
+            number = pool.masked(inside, numbers.at((*outer, *places)), -1)
+            term = pool.masked(inside, pool.cast(gradient.at((*outer, *places)), wide), 0.0)
+            chosen = pool.operate("eq", number, own, dtype="bool")
+            parts.append(pool.operate("where", chosen, term, zero, dtype=wide))
+        return pool.cast(
+            reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype
+        )
+
+    origins = call.origins | gradient.origins | numbers.origins
+    return builder.lazy(call.sizes, call.dtype, at, origins)
 
 
 def _held(
@@ -274,7 +329,7 @@ def _summed_copies(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> L
     ]
     if math.prod(factors) > _MOST_ELEMENTS or any(value not in factors for value in given):
         raise call.refusal(f"more than {_MOST_ELEMENTS} copies, or a factor of its own")
-    wide = "float32" if data_type(call.dtype).is_half else call.dtype
+    wide = _wide(call.dtype)
 
     def at(indices: Indices) -> Term:
         outer, spatial = indices[:-rank], indices[-rank:]
@@ -302,5 +357,6 @@ POOLS: dict[str, Lowering] = {
     "avg_pool2d": lambda builder, call: _averaged(builder, call, rank=2),
     "avg_pool3d": lambda builder, call: _averaged(builder, call, rank=3),
     "max_pool2d_with_indices": lambda builder, call: _largest(builder, call, rank=2),
+    "max_pool2d_with_indices_backward": lambda builder, call: _returned(builder, call, rank=2),
     "max_pool3d_with_indices": lambda builder, call: _largest(builder, call, rank=3),
 }
