@@ -272,7 +272,8 @@ def program_of_graph(
     """
     options = options or GenerateOptions()
     with refusals("the graph"):
-        graph = importlib.import_module("bundler.codegen.lower").lower_graph(module)
+        placed = importlib.import_module("bundler.codegen.host_constants").on_device(module)
+        graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True

@@ -27,7 +27,6 @@ from bundler.codegen.attention import with_attention
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
-from bundler.codegen.host_constants import on_device
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
 from bundler.errors import BundlerError, ConfigError, WrongResult
@@ -151,7 +150,7 @@ def compile_graph(
     generated.
     """
     try:
-        program = program_of_graph(on_device(module), options, guarded=True)
+        program = program_of_graph(module, options, guarded=True)
         with refusals("the kernels"):
             if has_float8(program.sources) and program.device != "cpu":
                 refuse_missing_types(program.sources, current_target())

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from bundler.codegen.device_tracing import tracing_for  # noqa: E402
-from bundler.codegen.host_constants import on_device  # noqa: E402
 from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import generate, program_of_graph  # noqa: E402
 from bundler.codegen.trace import decompositions  # noqa: E402
@@ -206,36 +205,140 @@ def test_results_lie_where_the_function_has_them():
 
 
 @pytest.mark.parametrize(
-    ("function", "constants"), [(relative_bucket, 1), (inverted_mask, 0), (offsets, 1)]
+    ("function", "constants"),
+    [
+        (relative_bucket, 1),
+        (offsets, 1),
+        (inverted_mask, 0),
+        (lambda x: x[torch.arange(4).flip(0)], 0),
+        (lambda x: x * torch.arange(1, 5).float().log().sum(), 0),
+        (lambda x: x / torch.sqrt(torch.tensor(64.0)), 0),
+        (lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x.device), 1),
+        (lambda x: x * torch.arange(8).chunk(2)[1].to(x.device), 0),
+        (lambda x: x + torch.arange(4).float().log1p().cummax(0)[0].to(x.device), 1),
+    ],
 )
 def test_what_is_made_on_the_host_of_numbers_alone_is_no_call(function, constants):
-    """Exact operators are the kernels'; a logarithm and a sum of floats are the host's numbers."""
-    program = program_of_graph(on_device(traced(function, "cuda")))
-    assert (called(program), len(program.constants)) == ([], constants)
-    assert not program.host_constants
-    assert program.build(["cuda:90"]).kernels
-    for held in program.constants.values():
-        assert torch.equal(torch.zeros(4) + held, function(torch.zeros(4)))
+    """Exact operators are the kernels'; a logarithm and a sum of floats are the host's numbers,
+    whether torch.compile or `generate` traced them.
+    """
+    for program in (
+        program_of_graph(traced(function, "cuda")),
+        generate(function, [torch.zeros(4)], device="cuda"),
+    ):
+        assert (called(program), len(program.constants)) == ([], constants)
+        assert not program.host_constants
+        assert program.build(["cuda:90"]).kernels
+        for held in program.constants.values():
+            assert torch.equal(torch.zeros(4) + held, function(torch.zeros(4)))
+
+
+def test_a_constant_made_of_the_host_s_numbers_is_never_a_result():
+    """A caller may change a result in place; the next call has the same numbers."""
+
+    def table(x):
+        return torch.arange(4).float().log1p().to(x.device)
+
+    for function in (table, lambda x: table(x).view(2, 2), lambda x: table(x).add_(x)):
+        program = program_of_graph(traced(function, "cuda"))
+        (held,) = program.constants
+        assert held not in {output.buffer for output in program.plan.outputs}
+
+
+def test_one_constant_serves_all_copies():
+    def function(x):
+        table = torch.arange(4).float().log1p()
+        return x * table.to(x.device) + table.to(x.device)
+
+    assert len(program_of_graph(traced(function, "cuda")).constants) == 1
+
+
+def test_what_is_too_large_for_a_constant_is_called():
+    """A program's file holds its constants."""
+    program = generate(
+        lambda x: x + torch.arange(1 << 18).float().log1p().to(x.device).sum(),
+        [torch.zeros(4)],
+        device="cuda",
+    )
+    assert "log1p" in called(program)
+    assert not program.constants
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x + torch.arange(x.shape[0])[:, None].to(x.device), set()),
+        (lambda x: x[torch.arange(x.shape[0]).flip(0)], set()),
+        # Floats of sizes that change are no constant, and a kernel's may have other bits.
+        (lambda x: x + torch.arange(x.shape[0]).float().log1p()[:, None].to(x.device), {"log1p"}),
+        (lambda x: x + (torch.arange(3).float().log1p() * x.shape[0]).to(x.device), {"log1p"}),
+        # What does not change is a constant, which kernels repeat.
+        (
+            lambda x: x + torch.arange(3).float().log1p().expand(x.shape[0], 3).to(x.device),
+            set(),
+        ),
+    ],
+)
+def test_sizes_that_change_are_computed_by_kernels(function, expected):
+    program = generate(function, [torch.zeros(5, 3)], device="cuda", dynamic=True)
+    assert {"log1p"} & set(called(program)) == expected
+    if not expected:
+        assert called(program) == []
+
+
+library = torch.library.Library("host_numbers", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+library.impl("twice", torch.empty_like, "Meta")
 
 
 def test_what_the_host_is_asked_for_stays_there():
-    """Random numbers, what leaves on the host, and what is made of an input there."""
+    """Random numbers, what leaves on the host, what is made of an input there or changes one, and
+    an operator of a library.
+    """
     for function, *devices in (
         (lambda x: x + torch.rand(4).to(x.device), "cuda"),
         (lambda x, y: x + (y + torch.arange(4)).to(x.device), "cuda", "cpu"),
         (lambda x: torch.arange(4), "cuda"),
+        (lambda x, y: (y.add_(torch.arange(4)), x + y.to(x.device))[1], "cuda", "cpu"),
+        (lambda x: x + torch.ops.host_numbers.twice(torch.arange(4)).to(x.device), "cuda"),
     ):
         module = traced(function, *devices)
-        before = called(program_of_graph(module))
+        before = [found.operator.split(".")[1] for found in lower_graph(module).fallbacks]
         assert before
-        assert called(program_of_graph(on_device(module))) == before
+        assert called(program_of_graph(module)) == before
 
 
 def test_what_is_read_on_the_host_too_is_made_on_both():
+    """As a result there, or as what an input there becomes."""
     program = program_of_graph(
-        on_device(traced(lambda x: ((a := torch.arange(4)), x + a.to(x.device)), "cuda"))
+        traced(lambda x: ((a := torch.arange(4)), x + a.to(x.device)), "cuda")
     )
     assert called(program) == ["arange"]
+    program = program_of_graph(
+        traced(lambda x, y: (y.copy_(a := torch.arange(4)), x + a.to(x.device))[1], "cuda", "cpu")
+    )
+    assert called(program) == ["arange", "copy", "copy_"]
+
+
+def test_a_number_that_the_host_reads_is_read_there():
+    """`item` of what is made there; the device has its own."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from bundler.codegen.host_constants import on_device
+
+    module = traced(lambda x: ((a := torch.arange(4).sum()), x + a)[1], "cuda")
+    graph = module.graph
+    (total,) = (node for node in graph.nodes if node.target is torch.ops.aten.sum.default)
+    with graph.inserting_after(total):
+        number = graph.call_function(torch.ops.aten._local_scalar_dense.default, (total,))
+    number.meta["val"] = ShapeEnv().create_unbacked_symint()
+    graph.output_node().args = ((graph.output_node().args[0], number),)
+    found = {node.name: node for node in on_device(module).graph.nodes}
+    read = found[number.name].all_input_nodes
+    assert [node.meta["val"].device.type for node in read] == ["cpu"]
+    (added,) = (node for node in found.values() if node.target is torch.ops.aten.add.Tensor)
+    assert read[0] not in added.all_input_nodes
 
 
 def test_two_gpus_in_one_graph_are_refused():
