@@ -32,6 +32,8 @@ _COPIES = frozenset(
     {aten._to_copy.default, prims.device_put.default, aten.copy.default, aten.copy_.default}  # noqa: SLF001
 )
 _INDEXING = frozenset({aten.index.Tensor, aten.index_put.default})
+# A check of what tracing fixed already, as torch.export leaves it at copies: no reader.
+_CHECK = aten._assert_tensor_metadata.default  # noqa: SLF001
 # The same bits on every device, also of floats.
 _EXACT = (
     "full full_like scalar_tensor zeros ones eye clone alias copy _to_copy view _unsafe_view"
@@ -121,7 +123,9 @@ class _HostNumbers:
         for user, node in self.reads:
             user.replace_input_with(node, there[node])
         for node in reversed(self.made):
-            if not node.users:
+            if all(user.target is _CHECK for user in node.users):
+                for check in [*node.users]:
+                    self._module.graph.erase_node(check)
                 self._module.graph.erase_node(node)
 
     def _is_rebuilt(self, node: fx.Node) -> bool:

@@ -21,7 +21,20 @@ def mixed(x):
     return x * number + places[1] * torch.sqrt(number), number + 1, places.to(x.device) + x[:3, 0]
 
 
+def places(x):
+    """Offsets in a grid, of integers that kernels compute, and a bucket of a logarithm."""
+    grid = torch.zeros(3, 3, 2)
+    steps = torch.arange(3).view(1, -1) - torch.arange(3).view(-1, 1)
+    grid[:, :, 1] = steps.repeat(1, 1) ** 2
+    grid[:, :, 0] = steps.abs()
+    bucket = (torch.log(1 + torch.arange(4).float()) * 3).long()
+    rows = torch.arange(x.shape[0]).flip(0)
+    table = torch.arange(4).float().log1p().to(x.device)
+    return x[rows] + bucket.to(x.device), grid.to(x.device) + x[0, 0], table
+
+
 CASES = {
+    "places": places,
     "numbers of the host": mixed,
     "there and back": lambda x: (x.to("cpu").sum() + 2) * x,
     "made on the host": lambda x: (

@@ -63,7 +63,7 @@ def traced(function, *devices):
 def test_results_are_eager_s(interpreted, tmp_path):
     """What is computed on the host, passed by value, copied and changed, on the CPU's memory."""
     result = json.loads(interpreted("device_worker.py", tmp_path, timeout=200))
-    assert (result["cases"], result["wrong"]) == (8, {})
+    assert (result["cases"], result["wrong"]) == (9, {})
 
 
 def test_a_model_is_traced_for_a_device_that_is_not_here():
@@ -251,6 +251,19 @@ def test_one_constant_serves_all_copies():
         return x * table.to(x.device) + table.to(x.device)
 
     assert len(program_of_graph(traced(function, "cuda")).constants) == 1
+
+
+def test_a_check_of_the_tracer_s_keeps_nothing_on_the_host():
+    """torch.export checks the dtype of what is copied."""
+
+    def function(x):
+        places = torch.arange(4)
+        torch.ops.aten._assert_tensor_metadata(places, dtype=torch.int64)
+        return x + places.to(x.device)
+
+    module = traced(function, "cuda")
+    assert any("_assert" in str(node.target) for node in module.graph.nodes)
+    assert called(program_of_graph(module)) == []
 
 
 def test_what_is_too_large_for_a_constant_is_called():
