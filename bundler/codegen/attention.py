@@ -24,6 +24,7 @@ _SOFTMAX = {torch.softmax, functional.softmax, "softmax"}
 _TRANSPOSED = {torch.transpose, "transpose"}
 _TIMES = {operator.mul, torch.mul, "mul"}
 _OVER = {operator.truediv, torch.div, "div"}
+_PARTS = {*_PRODUCTS, *_SOFTMAX, *_TRANSPOSED, *_TIMES, *_OVER, functional.dropout, "to"}
 # Dimensions of a product of batches without heads.
 _FLAT = 3
 # torch's fused attention wants rows of whole vectors.
@@ -40,7 +41,6 @@ def with_attention(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(module.graph, nodes))
     for node in found:
         _replace(graph, nodes[node])
-    graph.eliminate_dead_code()
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
     return made
@@ -64,6 +64,19 @@ def _replace(graph: fx.Graph, product: fx.Node) -> None:
             result = graph.call_method("contiguous", (result,))
     result.meta = dict(product.meta)
     product.replace_all_uses_with(result)
+    _erase(graph, product)
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a part of the products that nobody reads any more.
+
+    No other node goes: to torch.fx a `counter.add_(1)` that nobody reads is dead code, too.
+    """
+    if not node.users and node.target in _PARTS:
+        sources = node.all_input_nodes
+        graph.erase_node(node)
+        for source in sources:
+            _erase(graph, source)
 
 
 def _turns_heads(node: fx.Node) -> bool:

@@ -54,6 +54,7 @@ def on_device(module: fx.GraphModule) -> fx.GraphModule:
                 held = graph.get_attr(name)
             held.meta = dict(node.meta)
             node.replace_all_uses_with(held)
+    # AOTAutograd's graphs show what they change in schemas, so only what is dead goes.
     graph.eliminate_dead_code()
     made.recompile()
     return made

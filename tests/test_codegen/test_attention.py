@@ -119,6 +119,19 @@ def test_bfloat16_is_no_further_from_the_truth_than_products_are() -> None:
     assert (result - exact).abs().max() <= 1.5 * (products - exact).abs().max()
 
 
+def test_what_is_changed_in_place_beside_it_is_changed_still() -> None:
+    """Batch norms count their batches so, and nobody in the graph reads the counter."""
+    counter = torch.zeros((), dtype=torch.long)
+
+    def counted(query: Any, key: Any, value: Any) -> Any:
+        counter.add_(1)
+        return scaled(query, key, value)
+
+    module = with_attention(traced(counted, inputs_of()))
+    assert attention_calls(module) == 1
+    assert [node.target for node in module.graph.nodes].count("add_") == 1
+
+
 @pytest.mark.parametrize(
     "function", [masked, with_weights, over_rows, of_one_head_for_all, not_turned, with_dropout]
 )
