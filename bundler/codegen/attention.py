@@ -2,17 +2,17 @@
 """`with_attention`: attention that a model writes as two products and a softmax becomes torch's
 attention, which is called whole.
 
-Imports torch. `softmax(q @ k.transpose(-2, -1) * scale) @ v`, as Dynamo traces it, in front of
-AOTAutograd, so that backward is the attention's too.  What has a mask stays: where a row is masked
-as a whole, torch's attention returns 0 and the products NaN.  So does dropout, whose numbers the
-attention would draw in another order.
+Imports torch. `softmax(q @ k.transpose(-2, -1) * scale + mask) @ v`, as Dynamo traces it, in front
+of AOTAutograd, so that backward is the attention's too.  Dropout stays, whose numbers the attention
+would draw in another order, and so does a mask that has a gradient.  Where a mask of -inf leaves
+nothing of a row, the products have NaN, and torch's attention may have 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -24,6 +24,10 @@ _SOFTMAX = {torch.softmax, functional.softmax, "softmax"}
 _TRANSPOSED = {torch.transpose, "transpose"}
 _TIMES = {operator.mul, torch.mul, "mul"}
 _OVER = {operator.truediv, torch.div, "div"}
+_PLUS = {operator.add, operator.iadd, torch.add, "add"}
+_VIEWS = {"view", "reshape"}
+_SCORES = {*_PRODUCTS, *_TIMES, *_OVER, *_VIEWS}
+_PARTS = {*_SCORES, *_SOFTMAX, *_TRANSPOSED, *_PLUS, functional.dropout, "to"}
 # Dimensions of a product of batches without heads.
 _FLAT = 3
 # torch's fused attention wants rows of whole vectors.
@@ -32,7 +36,7 @@ _VECTOR = 8
 
 def with_attention(module: fx.GraphModule) -> fx.GraphModule:
     """Return the module, or a copy in which attention is called."""
-    found = [node for node in module.graph.nodes if _operands(node) is not None]
+    found = [node for node in module.graph.nodes if _attention(node) is not None]
     if not found or torch.are_deterministic_algorithms_enabled():
         return module
     nodes: dict[fx.Node, fx.Node] = {}
@@ -40,30 +44,56 @@ def with_attention(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(module.graph, nodes))
     for node in found:
         _replace(graph, nodes[node])
-    graph.eliminate_dead_code()
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
     return made
 
 
+class _Attention(NamedTuple):
+    """What an attention takes; where its products have batch and heads in one dimension, `batch`
+    are the two.
+    """
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    scale: float
+    mask: fx.Node | None
+    batch: tuple[Any, ...] = ()
+
+
 def _replace(graph: fx.Graph, product: fx.Node) -> None:
-    operands = _operands(product)
-    assert operands is not None
-    *tensors, scale = operands
+    found = _attention(product)
+    assert found is not None
     with graph.inserting_before(product):
-        # A product of three dimensions is one of many batches of one head.
-        flat = _value(product).dim() == _FLAT
-        heads = [graph.call_method("unsqueeze", (one, 1)) if flat else one for one in tensors]
+        heads = list(found[:3])
+        if found.batch:
+            heads = [graph.call_method("unflatten", (one, 0, found.batch)) for one in heads]
         result = graph.call_function(
-            functional.scaled_dot_product_attention, tuple(heads), {"scale": scale}
+            functional.scaled_dot_product_attention,
+            tuple(heads),
+            {"attn_mask": found.mask, "scale": found.scale},
         )
-        if flat:
-            result = graph.call_method("squeeze", (result, 1))
-        elif not all(_turns_heads(user) for user in product.users):
+        if found.batch:
+            result = graph.call_method("flatten", (result, 0, 1))
+        if found.batch or not all(_turns_heads(user) for user in product.users):
             # A product's result is dense, and `view` may rely on it.
             result = graph.call_method("contiguous", (result,))
     result.meta = dict(product.meta)
     product.replace_all_uses_with(result)
+    _erase(graph, product)
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a part of the products that nobody reads any more.
+
+    No other node goes: to torch.fx a `counter.add_(1)` that nobody reads is dead code, too.
+    """
+    if not node.users and node.target in _PARTS:
+        sources = node.all_input_nodes
+        graph.erase_node(node)
+        for source in sources:
+            _erase(graph, source)
 
 
 def _turns_heads(node: fx.Node) -> bool:
@@ -71,20 +101,24 @@ def _turns_heads(node: fx.Node) -> bool:
     return node.target in _TRANSPOSED and {*node.args[1:]} == {1, 2}
 
 
-def _operands(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
-    """Return query, key, value and scale, where a node is the second product of an attention whose
-    parts nobody else reads.
+def _attention(product: fx.Node) -> _Attention | None:
+    """Return what a node multiplies, where it is the second product of an attention whose parts
+    nobody else reads.
     """
     weights, value = _two(product, _PRODUCTS)
     scores = _of_softmax(_without_cast(_without_dropout(weights)))
+    scores, mask, batch = _masked(scores)
     scores, scale = _scaled(scores)
     query, turned = _two(scores, _PRODUCTS)
     key = _of_transposed(turned)
     if not (query and key and value) or not _are_alike(query, key, value):
         return None
-    if _value(product).dtype != _value(query).dtype:
+    if _value(product).dtype != _value(query).dtype or not _is_mask(mask, query):
         return None
-    return query, key, value, scale
+    if _value(query).dim() == _FLAT and not batch:
+        # A product of three dimensions is one of many batches of one head.
+        batch = (-1, 1)
+    return _Attention(query, key, value, scale, mask, batch)
 
 
 def _two(node: fx.Node | None, targets: set[Any]) -> tuple[fx.Node | None, fx.Node | None]:
@@ -126,6 +160,58 @@ def _of_softmax(node: fx.Node | None) -> fx.Node | None:
     last = given.get("dim") in {-1, _value(node).dim() - 1}
     wide = given.get("dtype") in {None, torch.float32}
     return _once(given["input"]) if last and wide else None
+
+
+def _masked(
+    node: fx.Node | None,
+) -> tuple[fx.Node | None, fx.Node | None, tuple[Any, ...]]:
+    """Return scores, what is added to them, and batch and heads where they were viewed so for
+    that sum.
+    """
+    shape = [] if node is None else _sizes_of_view(node)
+    total = node if not shape else _once(node.args[0])  # type: ignore[union-attr]
+    scores, mask = _summands(total)
+    if mask is None or scores is None or _value(scores).shape != _value(total).shape:
+        return (None if shape else node), None, ()
+    if not shape:
+        return scores, mask, ()
+    batch = tuple(_sizes_of_view(scores)[:2])
+    source = _once(scores.args[0])
+    flat = source is not None and _value(source).dim() == _value(node).dim() == _FLAT
+    return (source, mask, batch) if flat and len(batch) == 2 else (None, None, ())  # noqa: PLR2004
+
+
+def _summands(node: fx.Node | None) -> tuple[fx.Node | None, fx.Node | None]:
+    """Return scores and mask of a sum."""
+    first, second = _two(node, _PLUS)
+    for scores, mask in ((first, second), (second, first)):
+        if _once(scores) is not None and scores.target in _SCORES:  # type: ignore[union-attr]
+            return scores, mask
+    return None, None
+
+
+def _sizes_of_view(node: fx.Node) -> list[Any]:
+    """Return the sizes that a node views a tensor with; empty for any other."""
+    if node.target not in _VIEWS or node.kwargs:
+        return []
+    match node.args[1:]:
+        case (tuple() | list() as sizes,):
+            return [*sizes]
+        case sizes:
+            return [*sizes]
+
+
+def _is_mask(mask: fx.Node | None, query: fx.Node) -> bool:
+    """Whether torch's attention takes a mask, and no gradient of it is asked for."""
+    if mask is None:
+        return True
+    found = _value(mask)
+    return (
+        isinstance(found, torch.Tensor)
+        and found.dtype == _value(query).dtype
+        and found.dim() in {2, _FLAT + 1}
+        and not found.requires_grad
+    )
 
 
 def _scaled(node: fx.Node | None) -> tuple[fx.Node | None, float]:

@@ -39,8 +39,25 @@ def viewed(query: Any, key: Any, value: Any) -> Any:
 
 
 def masked(query: Any, key: Any, value: Any) -> Any:
-    mask = torch.full((6, 10), -torch.inf)
-    return (query @ key.transpose(-2, -1) + mask).softmax(-1) @ value
+    mask = torch.full((6, 10), torch.finfo(query.dtype).min).triu(5)
+    return (query @ key.transpose(-2, -1) / 4 + mask).softmax(-1) @ value
+
+
+def masked_in_four_dimensions(query: Any, key: Any, value: Any) -> Any:
+    mask = torch.full((2, 1, 6, 10), -1e9).triu(5)
+    query, key, value = (one.flatten(0, 1) for one in (query, key, value))
+    scores = torch.bmm(query * 0.25, key.transpose(1, 2)).view(2, 4, 6, 10) + mask
+    weights = functional.softmax(scores.view(8, 6, 10), dim=-1)
+    return torch.bmm(weights, value).view(2, 4, 6, 16)
+
+
+def with_learned_bias(query: Any, key: Any, value: Any) -> Any:
+    return (query @ key.transpose(-2, -1) + key[0, 0, :, 0]).softmax(-1) @ value
+
+
+def with_wider_mask(query: Any, key: Any, value: Any) -> Any:
+    mask = torch.ones(2, 4, 6, 10)
+    return (query[:1] @ key[:1].transpose(-2, -1) + mask).softmax(-1) @ value[:1]
 
 
 def with_weights(query: Any, key: Any, value: Any) -> Any:
@@ -91,7 +108,18 @@ def attention_calls(module: Any) -> int:
     )
 
 
-@pytest.mark.parametrize("function", [scaled, divided, of_three_dimensions, in_float32, viewed])
+@pytest.mark.parametrize(
+    "function",
+    [
+        scaled,
+        divided,
+        of_three_dimensions,
+        in_float32,
+        viewed,
+        masked,
+        masked_in_four_dimensions,
+    ],
+)
 def test_attention_of_products_is_called_with_the_same_numbers(
     function: Callable[..., Any],
 ) -> None:
@@ -119,8 +147,30 @@ def test_bfloat16_is_no_further_from_the_truth_than_products_are() -> None:
     assert (result - exact).abs().max() <= 1.5 * (products - exact).abs().max()
 
 
+def test_what_is_changed_in_place_beside_it_is_changed_still() -> None:
+    """Batch norms count their batches so, and nobody in the graph reads the counter."""
+    counter = torch.zeros((), dtype=torch.long)
+
+    def counted(query: Any, key: Any, value: Any) -> Any:
+        counter.add_(1)
+        return scaled(query, key, value)
+
+    module = with_attention(traced(counted, inputs_of()))
+    assert attention_calls(module) == 1
+    assert [node.target for node in module.graph.nodes].count("add_") == 1
+
+
 @pytest.mark.parametrize(
-    "function", [masked, with_weights, over_rows, of_one_head_for_all, not_turned, with_dropout]
+    "function",
+    [
+        with_learned_bias,
+        with_wider_mask,
+        with_weights,
+        over_rows,
+        of_one_head_for_all,
+        not_turned,
+        with_dropout,
+    ],
 )
 def test_what_torchs_attention_would_compute_otherwise_stays(function: Callable[..., Any]) -> None:
     module = traced(function, inputs_of())
