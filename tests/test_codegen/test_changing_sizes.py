@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 sympy = pytest.importorskip("sympy")
 
 from bundler.codegen.loops.size_text import size_text  # noqa: E402
+from bundler.codegen.lowerings.view_lowerings import beginning, from_end  # noqa: E402
 from bundler.codegen.program import generate  # noqa: E402
 from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
 from bundler.runtime.heuristics.launch_expressions import evaluate  # noqa: E402
@@ -26,6 +27,32 @@ def test_functions_of_sizes_have_eager_s_numbers_for_every_size(interpreted, tmp
     result = json.loads(interpreted("changing_sizes_worker.py", tmp_path, timeout=400))
     assert (result["wrong"], result["whole"], result["scatters"]) == ({}, [], [])
     assert result["cases"] >= 14
+
+
+def test_slices_that_begin_at_numbers_of_either_sign_have_eager_s_numbers(interpreted, tmp_path):
+    """Also in front of the tensor or beyond it, written and read, backward; nothing is called."""
+    result = json.loads(interpreted("slice_worker.py", tmp_path))
+    assert result == {"wrong": [], "called": [], "whole": []}
+
+
+@pytest.mark.parametrize("known", [{}, {"nonnegative": True}, {"negative": True}])
+@pytest.mark.parametrize("end", [None, 4, -2])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_slice_begins_where_python_s_does(known, end, step):
+    """Whatever is known of the number's sign; where a slice has no elements it may begin
+    anywhere.
+    """
+    start = sympy.Symbol("start", integer=True, **known)
+    length, size = sympy.symbols("length size", integer=True, nonnegative=True)
+    found = beginning({"start": start, "end": end, "step": step}, length, size)
+    for number, count in itertools.product(range(-9, 10), range(8)):
+        expected = range(count)[number:end:step]
+        values = {start: number, length: count, size: len(expected)}
+        fits = number < 0 if "negative" in known else number >= 0 or not known
+        if fits and len(expected):
+            assert found.subs(values) == expected[0]
+        if fits and -count <= number < count:
+            assert from_end(start, length).subs(values) == range(count)[number]
 
 
 def test_a_float_of_sizes_is_a_number_that_the_host_computes():

@@ -26,7 +26,13 @@ from bundler.codegen.lowerings.indexing_lowerings import (
     inside,
 )
 from bundler.codegen.lowerings.operator_calls import OperatorCall
-from bundler.codegen.lowerings.view_lowerings import broadcast, unravelled
+from bundler.codegen.lowerings.view_lowerings import (
+    beginning,
+    broadcast,
+    from_end,
+    reaches_end,
+    unravelled,
+)
 
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor]
 # Only integers have atomic extremes here: those of floats lose NaN. Narrow integers have no
@@ -248,12 +254,12 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     target, source = given["self"], given["src"]
     dim = int(given.get("dim", 0)) % len(target.sizes)
     length, step = target.sizes[dim], given.get("step", 1)
-    low = _beginning(call, sympy.sympify(given.get("start") or 0), length)
     if not isinstance(step, int):
         raise call.refusal("a step that changes")
-    # The end is not read from the call, where it may be negative or beyond the length.
     count = source.sizes[dim]
-    high = sympy.Min(low + count * step, length)
+    low = beginning(given, length, count)
+    # Another end is not read from the call, where it may be negative or beyond the length.
+    high = length if reaches_end(given, length) else sympy.Min(low + count * step, length)
     # Added so that it is never negative: Triton's remainder then is Python's. Elements in front of
     # the slice get some remainder; the first condition excludes them.
     shift = -low % step if low.is_Integer else (step - 1) * low
@@ -287,19 +293,6 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         )
 
     return builder.lazy(call.sizes, dtype, at, call.origins | target.origins | source.origins)
-
-
-def _beginning(call: OperatorCall, start: sympy.Expr, length: sympy.Expr) -> sympy.Expr:
-    """Return where a slice begins, clamped to the tensor as in Python; one that begins beyond the
-    end has no elements.
-    """
-    if start.is_Integer and length.is_Integer:
-        return sympy.Integer(min(max(int(start) + (int(length) if start < 0 else 0), 0), length))
-    if start.is_negative:
-        return sympy.Max(start + length, 0)
-    if not start.is_nonnegative:
-        raise call.refusal("a slice that begins at a size whose sign is not known")
-    return start
 
 
 def _sizes_of_slice(target: LazyTensor, dim: int, size: sympy.Expr) -> list[sympy.Expr]:
@@ -350,8 +343,7 @@ def _select_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     given, pool, dtype = call.arguments, builder.pool, call.dtype
     target, source = given["self"], given["src"]
     dim = int(given["dim"]) % len(target.sizes)
-    place = sympy.sympify(given["index"])
-    place = place + target.sizes[dim] if place.is_negative else place
+    place = from_end(sympy.sympify(given["index"]), target.sizes[dim])
 
     def at(indices: Indices) -> Term:
         mask = pool.operate("eq", pool.index(indices[dim]), pool.index(place), dtype="bool")

@@ -8,6 +8,7 @@ from new indices to old ones.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -188,21 +189,49 @@ def _dim(tensor: LazyTensor, dim: int, extra: int = 0) -> int:
 
 def _slice(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, dim = given["self"], _dim(given["self"], given.get("dim", 0))
-    length, start = tensor.sizes[dim], sympy.sympify(given.get("start") or 0)
-    # Clamped to the tensor, as in Python. Of sizes that change only the sign is known.
-    if start.is_Integer and length.is_Integer:
-        start = sympy.Integer(
-            min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
-        )
-    elif start.is_negative:
-        start = start + length
+    start = beginning(given, tensor.sizes[dim], sizes[dim])
     return sliced(tensor, dim, start, sympy.sympify(given.get("step", 1)), sizes[dim])
+
+
+def beginning(given: Mapping[str, Any], length: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
+    """Return where a slice of a dimension begins, clamped as in Python; one that begins beyond the
+    end has no elements.
+
+    Args:
+        given: arguments of `slice` or `slice_scatter`.
+        length: of the dimension.
+        size: of the slice along it.
+    """
+    start = sympy.sympify(given.get("start") or 0)
+    if start.is_Integer and length.is_Integer:
+        return sympy.Integer(min(max(int(from_end(start, length)), 0), int(length)))
+    if start.is_nonnegative:
+        return start
+    # torch's guards have simplified the size already: no minimum or maximum, mostly.
+    if given.get("step", 1) == 1 and reaches_end(given, length):
+        return length - size
+    return sympy.Max(from_end(start, length), 0)
+
+
+def reaches_end(given: Mapping[str, Any], length: sympy.Expr) -> bool:
+    """Whether a slice is known to go on to the end of a dimension, where it does not begin
+    beyond.
+    """
+    end = given.get("end")
+    return end is None or end == length or (sympy.sympify(end).is_Integer and end >= sys.maxsize)
+
+
+def from_end(index: sympy.Expr, length: sympy.Expr) -> sympy.Expr:
+    """Return an index that is counted from the end where it is negative."""
+    if index.is_nonnegative:
+        return index
+    # The factor is 1 for a negative integer, 0 for others.
+    return index + length * sympy.Min(1, sympy.Max(0, -index))
 
 
 def _select(_builder: GraphBuilder, given: Mapping[str, Any], _sizes: Sizes) -> LazyTensor:
     tensor, dim = given["self"], _dim(given["self"], given["dim"])
-    index = sympy.sympify(given["index"])
-    return without(tensor, [dim], index + tensor.sizes[dim] if index.is_negative else index)
+    return without(tensor, [dim], from_end(sympy.sympify(given["index"]), tensor.sizes[dim]))
 
 
 def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
@@ -259,7 +288,7 @@ def _diagonal(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) ->
     tensor, offset = given["self"], sympy.sympify(given.get("offset", 0))
     first, second = _dim(tensor, given.get("dim1", 0)), _dim(tensor, given.get("dim2", 1))
     # A diagonal below the main one begins further down, one above it further right.
-    down, right = (-offset, _ZERO) if offset.is_negative else (_ZERO, offset)
+    down, right = sympy.Max(-offset, 0), sympy.Max(offset, 0)
 
     def reindex(indices: Indices) -> list[sympy.Expr]:
         rest = iter(indices[:-1])
