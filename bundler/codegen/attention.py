@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
@@ -24,10 +26,16 @@ _SOFTMAX = {torch.softmax, functional.softmax, "softmax"}
 _TRANSPOSED = {torch.transpose, "transpose"}
 _TIMES = {operator.mul, torch.mul, "mul"}
 _OVER = {operator.truediv, torch.div, "div"}
-_PLUS = {operator.add, operator.iadd, torch.add, "add"}
+_PLUS = {operator.add, torch.add, "add"}
 _VIEWS = {"view", "reshape"}
 _SCORES = {*_PRODUCTS, *_TIMES, *_OVER, *_VIEWS}
 _PARTS = {*_SCORES, *_SOFTMAX, *_TRANSPOSED, *_PLUS, functional.dropout, "to"}
+# Operators in place whose names do not end as torch's do, and what changes how torch computes.
+_CHANGES = (
+    "setitem iadd iand ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor"
+    " set_grad_enabled enter_autocast exit_autocast"
+)
+_OPAQUE = (HigherOrderOperator, OpOverload, OpOverloadPacket)
 # Dimensions of a product of batches without heads.
 _FLAT = 3
 # torch's fused attention wants rows of whole vectors.
@@ -115,10 +123,33 @@ def _attention(product: fx.Node) -> _Attention | None:
         return None
     if _value(product).dtype != _value(query).dtype or not _is_mask(mask, query):
         return None
+    # What is read at the first product would be read at the second.
+    if any(map(_may_change, _between(scores, product))):
+        return None
     if _value(query).dim() == _FLAT and not batch:
         # A product of three dimensions is one of many batches of one head.
         batch = (-1, 1)
     return _Attention(query, key, value, scale, mask, batch)
+
+
+def _between(first: fx.Node | None, last: fx.Node) -> Iterator[fx.Node]:
+    """Return the nodes behind one and before another."""
+    nodes = itertools.dropwhile(lambda node: node is not first, last.graph.nodes)
+    return itertools.takewhile(lambda node: node is not last, itertools.islice(nodes, 1, None))
+
+
+def _may_change(node: fx.Node) -> bool:
+    """Whether a node may change a tensor in place, or how torch computes from there on; graphs of
+    Dynamo show it by names and flags alone, and not at all for operators of the user's.
+    """
+    if node.op == "call_module" or isinstance(node.target, _OPAQUE):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.strip("_") in _CHANGES.split() or (
+        name.endswith("_") and not name.endswith("__")
+    )
+    flags = *node.args, node.kwargs.get("inplace")
+    return in_place or any(flag is True for flag in flags) or node.kwargs.get("out") is not None
 
 
 def _two(node: fx.Node | None, targets: set[Any]) -> tuple[fx.Node | None, fx.Node | None]:
@@ -171,7 +202,7 @@ def _masked(
     shape = [] if node is None else _sizes_of_view(node)
     total = node if not shape else _once(node.args[0])  # type: ignore[union-attr]
     scores, mask = _summands(total)
-    if mask is None or scores is None or _value(scores).shape != _value(total).shape:
+    if mask is None or scores is None or not _same_sizes(_value(scores).shape, _value(total).shape):
         return (None if shape else node), None, ()
     if not shape:
         return scores, mask, ()
@@ -179,6 +210,12 @@ def _masked(
     source = _once(scores.args[0])
     flat = source is not None and _value(source).dim() == _value(node).dim() == _FLAT
     return (source, mask, batch) if flat and len(batch) == 2 else (None, None, ())  # noqa: PLR2004
+
+
+def _same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether it is known without another guard."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _summands(node: fx.Node | None) -> tuple[fx.Node | None, fx.Node | None]:
@@ -240,14 +277,12 @@ def _are_alike(*tensors: fx.Node) -> bool:
     if not all(isinstance(one, torch.Tensor) for one in (query, key, value)):
         return False
     one_type = query.dtype == key.dtype == value.dtype and query.dtype.is_floating_point
-    batches = query.shape[:-2], key.shape[:-2], value.shape[:-2]
-    if not one_type or query.dim() not in {_FLAT, _FLAT + 1} or len({*map(len, batches)}) != 1:
+    if not one_type or query.dim() not in {_FLAT, _FLAT + 1}:
         return False
-    return all(
-        statically_known_true(mine == other)
-        for dims in zip(*batches, strict=True)
-        for mine, other in itertools.pairwise(dims)
-    ) and all(statically_known_true(one.shape[-1] % _VECTOR == 0) for one in (query, value))
+    batches = [one.shape[:-2] for one in (query, key, value)]
+    return all(_same_sizes(batches[0], one) for one in batches) and all(
+        statically_known_true(one.shape[-1] % _VECTOR == 0) for one in (query, value)
+    )
 
 
 def _value(node: fx.Node) -> Any:

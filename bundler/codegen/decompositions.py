@@ -242,15 +242,37 @@ def _gru_cell(
     torch has no rule for its results: fake tensors would run the kernel, which needs a GPU.  Cho et
     al. 2014, with the reset gate behind the product, as cuDNN has it.
     """
-    one, other = (
-        gates if bias is None else gates + bias
-        for gates, bias in ((of_input, input_bias), (of_hidden, hidden_bias))
-    )
+    one, other = _plus(of_input, input_bias), _plus(of_hidden, hidden_bias)
     (reset_one, update_one, new_one) = one.chunk(3, -1)
     (reset_other, update_other, new_other) = other.chunk(3, -1)
     reset, update = (reset_one + reset_other).sigmoid(), (update_one + update_other).sigmoid()
     new = (new_one + reset * new_other).tanh()
     return new + update * (hidden - new), torch.cat([reset, update, new, hidden, new_other], -1)
+
+
+@pw_cast_for_opmath  # type: ignore[untyped-decorator]
+def _lstm_cell(
+    of_input: torch.Tensor,
+    of_hidden: torch.Tensor,
+    cell: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the next hidden state and cell, and what a backward pass would read, as torch's
+    kernel does.
+
+    torch 2.11's rule for its results takes no cell without a bias.  Hochreiter and Schmidhuber
+    1997, with the forget gate of Gers et al. 2000.
+    """
+    gates = _plus(of_input, input_bias) + _plus(of_hidden, hidden_bias)
+    into, forget, new, out = gates.chunk(4, -1)
+    into, forget, new, out = into.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
+    cell = forget * cell + into * new
+    return out * cell.tanh(), cell, torch.cat([into, forget, new, out], -1)
+
+
+def _plus(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return gates if bias is None else gates + bias
 
 
 # Convolutions and norms ---------------------------------------------------------------------------
@@ -459,6 +481,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.miopen_batch_norm.default: _miopen_batch_norm,
     aten._thnn_fused_gru_cell.default: _gru_cell,  # noqa: SLF001  # torch names it so
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,  # noqa: SLF001
     aten.angle.default: _angle,
     aten.conj_physical.default: _unless_complex,
     aten.lift.default: _itself,

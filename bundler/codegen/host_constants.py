@@ -4,11 +4,12 @@ the device read, are made on the device.
 
 Imports torch.  Relative positions and masks are often made so; each operator on the host would be a
 call, and the copy would wait for the device.  What has the same bits on every device, integers and
-what only moves elements, is computed by kernels.  The rest is computed once, by torch on the host,
-and is a constant of the program, where its sizes are known: a logarithm on a GPU may have another
-last bit, and a bucket that is rounded from it then is another one.  A sum or a quotient of floats
-is taken for such a one, too, since kernels contract products and approximate quotients.  Floats
-that are computed for sizes which change are still called.
+what only moves elements, is computed by kernels.  The rest, where its sizes are known and
+torch.compile asks, is computed once, by torch on the host, and is a constant of the program: a
+logarithm on a GPU may have another last bit, and a bucket that is rounded from it then is another
+one.  A sum or a quotient of floats is taken for such a one, too, since kernels contract products
+and approximate quotients.  Other computed floats are still called: of sizes that change, and of
+programs that go into a bundle, which holds no constants.
 
 Nothing moves away from the host: what the host reads too, returns or changes stays as it was, and
 the device has its own.
@@ -28,9 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten, prims = torch.ops.aten, torch.ops.prims
 # Operators of the device that take a tensor of any size from the host.
-_COPIES = frozenset(
-    {aten._to_copy.default, prims.device_put.default, aten.copy.default, aten.copy_.default}  # noqa: SLF001
-)
+_COPIES = {aten.copy.default, aten.copy_.default, prims.device_put.default}
+_COPIES |= {aten._to_copy.default}  # noqa: SLF001  # torch names it so
 _INDEXING = frozenset({aten.index.Tensor, aten.index_put.default})
 # A check of what tracing fixed already, as torch.export leaves it at copies: no reader.
 _CHECK = aten._assert_tensor_metadata.default  # noqa: SLF001
@@ -45,15 +45,17 @@ _EXACT_OF_INTEGERS = "arange sum cumsum"
 _MOST_ELEMENTS = 1 << 17
 
 
-def on_device(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module, or a copy that computes nothing on the host for the device."""
-    if not _HostNumbers(module).reads:
+def on_device(module: fx.GraphModule, *, constants: bool) -> fx.GraphModule:
+    """Return the module, or a copy that computes on the host for the device nothing but what has to
+    be; `constants` is whether it may get some.
+    """
+    if not _HostNumbers(module, constants=constants).reads:
         return module
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     made = fx.GraphModule(module, graph)
     made.meta = dict(module.meta)
-    _HostNumbers(made).replace()
+    _HostNumbers(made, constants=constants).replace()
     made.recompile()
     return made
 
@@ -68,8 +70,8 @@ class _HostNumbers:
         reads: (operator of the device, what it reads of those that can be made there).
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
+    def __init__(self, module: fx.GraphModule, *, constants: bool) -> None:
+        self._module, self._constants = module, constants
         self.made: dict[fx.Node, None] = {}
         self.exact: set[fx.Node] = set()
         self.held: set[fx.Node] = set()
@@ -84,12 +86,10 @@ class _HostNumbers:
             # A number that changes, as a size, is no part of a constant.
             if _is_small(node) and self.held.issuperset(node.all_input_nodes):
                 self.held.add(node)
-            if node in self.held or (exact and there.issuperset(given)):
+            if self._may_be_held(node) or (exact and there.issuperset(given)):
                 there.add(node)
-        self.reads = [
-            (user, node) for node in self.made if node in there for user in node.users
-            if _is_read_by(user, node)
-        ]  # fmt: skip
+        found = [node for node in self.made if node in there]
+        self.reads = [(user, one) for one in found for user in one.users if _is_read_by(user, one)]
 
     def _is_made_of_numbers(self, node: fx.Node) -> bool:
         if node.op == "get_attr":
@@ -130,9 +130,10 @@ class _HostNumbers:
 
     def _is_rebuilt(self, node: fx.Node) -> bool:
         """Whether kernels compute a node; a single number is written into them."""
-        value = node.meta.get("val")
-        single = isinstance(value, torch.Tensor) and not value.dim()
-        return node not in self.held or (node in self.exact and not single)
+        return not self._may_be_held(node) or (node in self.exact and not _is_single(node))
+
+    def _may_be_held(self, node: fx.Node) -> bool:
+        return node in self.held and (self._constants or _is_single(node))
 
     def _behind(
         self, nodes: Iterable[fx.Node], goes_on: Callable[[fx.Node], bool]
@@ -230,6 +231,11 @@ def _is_exact(node: fx.Node) -> bool:
     pointwise = torch.Tag.pointwise in node.target.tags
     of_integers = integers and (pointwise or name in _EXACT_OF_INTEGERS.split())
     return of_integers or name in _EXACT.split()
+
+
+def _is_single(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.dim()
 
 
 def _is_small(node: fx.Node) -> bool:

@@ -272,7 +272,9 @@ def program_of_graph(
     """
     options = options or GenerateOptions()
     with refusals("the graph"):
-        placed = importlib.import_module("bundler.codegen.host_constants").on_device(module)
+        # A bundle holds no constants, so a program that goes into one gets none by itself.
+        host_constants = importlib.import_module("bundler.codegen.host_constants")
+        placed = host_constants.on_device(module, constants=guarded)
         graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.

@@ -93,7 +93,6 @@ def triton_bundler(
 
 def _compile_forward(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
     _copy_saved_inputs(module)
-    _save_constants(module)
     return compile_graph(module, example_inputs, **options)
 
 
@@ -117,24 +116,6 @@ def _copy_saved_inputs(forward: fx.GraphModule) -> None:
             with forward.graph.inserting_after(inputs[-1]):
                 results[place] = forward.graph.call_function(aten.clone.default, (saved,))
             results[place].meta = dict(saved.meta)
-    output.args = (tuple(results),)
-    forward.recompile()
-
-
-def _save_constants(forward: fx.GraphModule) -> None:
-    """Save a number that the graph holds as it is: backward changes nothing of what was saved, so
-    a copy would be a call for nothing.
-    """
-    context = TracingContext.try_get()
-    known = None if context is None else context.fw_metadata
-    if known is None:
-        return
-    output = forward.graph.output_node()
-    results = list(output.args[0])
-    for place in range(known.num_forward, len(results)):
-        saved = results[place]
-        if saved is not None and saved.target is aten.lift_fresh_copy.default:
-            results[place] = saved.args[0]
     output.args = (tuple(results),)
     forward.recompile()
 

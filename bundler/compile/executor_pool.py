@@ -112,7 +112,7 @@ class ExecutorPool:
         if not (isinstance(executor, Executor) or callable(executor)):
             raise ConfigError(
                 f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
-                " Client.get_executor() of Dask, or a function that makes one",
+                " MPIPoolExecutor of mpi4py, or a function that makes one",
                 got=repr(executor)[:80],
             )
         self._plan, self._limit, self._source_of = plan, queue_limit, source_of

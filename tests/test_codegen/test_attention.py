@@ -81,6 +81,26 @@ def with_dropout(query: Any, key: Any, value: Any) -> Any:
     return functional.dropout((query @ key.transpose(-2, -1)).softmax(-1), 0.5) @ value
 
 
+def changed_between(query: Any, key: Any, value: Any) -> Any:
+    key = key.clone()
+    scores = query @ key.transpose(-2, -1)
+    key.mul_(0)
+    return scores.softmax(-1) @ value
+
+
+def written_between(query: Any, key: Any, value: Any) -> Any:
+    query = query.clone()
+    weights = (query @ key.transpose(-2, -1)).softmax(-1)
+    query[0] = 0.0
+    return weights @ value
+
+
+def without_gradient_of_scores(query: Any, key: Any, value: Any) -> Any:
+    with torch.no_grad():
+        weights = (query @ key.transpose(-2, -1)).softmax(-1)
+    return weights @ value
+
+
 def traced(function: Callable[..., Any], inputs: list[Any]) -> Any:
     """Return the graph that Dynamo hands to a backend."""
     found: list[Any] = []
@@ -163,6 +183,9 @@ def test_what_is_changed_in_place_beside_it_is_changed_still() -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        changed_between,
+        written_between,
+        without_gradient_of_scores,
         with_learned_bias,
         with_wider_mask,
         with_weights,

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 from bundler.codegen.device_tracing import tracing_for  # noqa: E402
 from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import generate, program_of_graph  # noqa: E402
-from bundler.codegen.trace import decompositions  # noqa: E402
+from bundler.codegen.trace import decompositions, trace  # noqa: E402
 from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
 from bundler.runtime.program.plan_reading import read_plan  # noqa: E402
 
@@ -90,15 +90,15 @@ def test_a_model_is_traced_for_a_device_that_is_not_here():
     assert program.build(["cuda:90"]).kernels
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_traced_for_a_device_that_is_not_here(kind):
+def test_recurrent_layers_are_traced_for_a_device_that_is_not_here(kind, bias):
     """Nothing looks into memory that is not there, also where the function changes what it made on
     a device that it names.
     """
-    layer = getattr(torch.nn, kind)(8, 16, batch_first=True)
+    layer = getattr(torch.nn, kind)(8, 16, batch_first=True, bias=bias)
     program = generate(layer, [torch.randn(2, 3, 8)], device="cuda")
-    whole = {"addmm", "mm", "_thnn_fused_lstm_cell"}
-    assert set(called(program)) <= whole
+    assert set(called(program)) <= {"addmm", "mm"}
     assert program.build(["cuda:90"]).kernels
 
 
@@ -117,17 +117,23 @@ def test_recurrent_layers_are_traced_without_cudnn():
     assert (enabled, torch.backends.cudnn.enabled) == ([False], True)
 
 
-def test_a_gru_s_cell_has_the_numbers_of_torch_s():
-    """Both biases or none, in float64."""
-    cell = torch.nn.GRUCell(5, 7).double()
-    x, hidden = torch.randn(3, 5).double(), torch.randn(3, 7).double()
-    fused = decompositions()[torch.ops.aten._thnn_fused_gru_cell.default]
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_a_recurrent_cell_has_the_numbers_of_torch_s(kind):
+    """Both biases or none, in float64; torch's kernels for CPUs are other functions."""
+    cell = getattr(torch.nn, f"{kind}Cell")(5, 7).double()
+    x, state = torch.randn(3, 5).double(), [torch.randn(3, 7).double() for _ in range(2)]
+    fused = decompositions()[getattr(torch.ops.aten, f"_thnn_fused_{kind.lower()}_cell").default]
     for biases in ((cell.bias_ih, cell.bias_hh), ()):
         if not biases:
             torch.nn.init.zeros_(cell.bias_ih), torch.nn.init.zeros_(cell.bias_hh)
-        result, kept = fused(x @ cell.weight_ih.T, hidden @ cell.weight_hh.T, hidden, *biases)
-        torch.testing.assert_close(result, cell(x, hidden))
-        assert kept.shape == (3, 5 * 7)
+        gates = x @ cell.weight_ih.T, state[0] @ cell.weight_hh.T
+        if kind == "GRU":
+            *results, kept = fused(*gates, state[0], *biases)
+            torch.testing.assert_close(results, [cell(x, state[0])])
+        else:
+            *results, kept = fused(*gates, state[1], *biases)
+            torch.testing.assert_close(results, list(cell(x, tuple(state))))
+        assert kept.shape == (3, 7 * {"GRU": 5, "LSTM": 4}[kind])
 
 
 def test_a_kernel_of_torch_s_jiterator_is_refused_before_it_is_launched(monkeypatch):
@@ -219,18 +225,20 @@ def test_results_lie_where_the_function_has_them():
     ],
 )
 def test_what_is_made_on_the_host_of_numbers_alone_is_no_call(function, constants):
-    """Exact operators are the kernels'; a logarithm and a sum of floats are the host's numbers,
-    whether torch.compile or `generate` traced them.
-    """
-    for program in (
-        program_of_graph(traced(function, "cuda")),
-        generate(function, [torch.zeros(4)], device="cuda"),
-    ):
-        assert (called(program), len(program.constants)) == ([], constants)
-        assert not program.host_constants
-        assert program.build(["cuda:90"]).kernels
-        for held in program.constants.values():
-            assert torch.equal(torch.zeros(4) + held, function(torch.zeros(4)))
+    """Exact operators are the kernels'; a logarithm and a sum of floats are the host's numbers."""
+    program = program_of_graph(traced(function, "cuda"), guarded=True)
+    assert (called(program), len(program.constants)) == ([], constants)
+    assert not program.host_constants
+    assert program.build(["cuda:90"]).kernels
+    for held in program.constants.values():
+        assert torch.equal(torch.zeros(4) + held, function(torch.zeros(4)))
+
+
+def test_a_program_of_its_own_gets_no_constant_that_its_bundle_lacks():
+    """Who loads it would have to bring a table that the program could make."""
+    for function, calls in ((relative_bucket, True), (inverted_mask, False)):
+        program = generate(function, [torch.zeros(4)], device="cuda")
+        assert (bool(called(program)), dict(program.constants)) == (calls, {})
 
 
 def test_a_constant_made_of_the_host_s_numbers_is_never_a_result():
@@ -240,7 +248,7 @@ def test_a_constant_made_of_the_host_s_numbers_is_never_a_result():
         return torch.arange(4).float().log1p().to(x.device)
 
     for function in (table, lambda x: table(x).view(2, 2), lambda x: table(x).add_(x)):
-        program = program_of_graph(traced(function, "cuda"))
+        program = program_of_graph(traced(function, "cuda"), guarded=True)
         (held,) = program.constants
         assert held not in {output.buffer for output in program.plan.outputs}
 
@@ -250,7 +258,7 @@ def test_one_constant_serves_all_copies():
         table = torch.arange(4).float().log1p()
         return x * table.to(x.device) + table.to(x.device)
 
-    assert len(program_of_graph(traced(function, "cuda")).constants) == 1
+    assert len(program_of_graph(traced(function, "cuda"), guarded=True).constants) == 1
 
 
 def test_a_check_of_the_tracer_s_keeps_nothing_on_the_host():
@@ -267,12 +275,10 @@ def test_a_check_of_the_tracer_s_keeps_nothing_on_the_host():
 
 
 def test_what_is_too_large_for_a_constant_is_called():
-    """A program's file holds its constants."""
-    program = generate(
-        lambda x: x + torch.arange(1 << 18).float().log1p().to(x.device).sum(),
-        [torch.zeros(4)],
-        device="cuda",
-    )
+    def function(x):
+        return x + torch.arange(1 << 18).float().log1p().to(x.device).sum()
+
+    program = program_of_graph(traced(function, "cuda"), guarded=True)
     assert "log1p" in called(program)
     assert not program.constants
 
@@ -293,7 +299,8 @@ def test_what_is_too_large_for_a_constant_is_called():
     ],
 )
 def test_sizes_that_change_are_computed_by_kernels(function, expected):
-    program = generate(function, [torch.zeros(5, 3)], device="cuda", dynamic=True)
+    module = trace(function, [torch.zeros(5, 3)], device="cuda", dynamic=True)
+    program = program_of_graph(module, guarded=True)
     assert {"log1p"} & set(called(program)) == expected
     if not expected:
         assert called(program) == []
@@ -347,7 +354,7 @@ def test_a_number_that_the_host_reads_is_read_there():
         number = graph.call_function(torch.ops.aten._local_scalar_dense.default, (total,))
     number.meta["val"] = ShapeEnv().create_unbacked_symint()
     graph.output_node().args = ((graph.output_node().args[0], number),)
-    found = {node.name: node for node in on_device(module).graph.nodes}
+    found = {node.name: node for node in on_device(module, constants=True).graph.nodes}
     read = found[number.name].all_input_nodes
     assert [node.meta["val"].device.type for node in read] == ["cpu"]
     (added,) = (node for node in found.values() if node.target is torch.ops.aten.add.Tensor)

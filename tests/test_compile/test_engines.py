@@ -94,6 +94,7 @@ class Place:
             process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise
         said = (self.path / "err").read_text()[-4000:]
         assert process.returncode == status, said
@@ -359,6 +360,33 @@ def test_a_scheduler_that_is_lost_is_reported_for_each_kernel(place, cluster):
         "softmax_kernel",
     }
     assert all("its worker was lost 2 times" in failure["reason"] for failure in answer["failures"])
+
+
+LOST_RESULT = """
+import distributed
+from dask_cluster import DaskExecutor
+async def lost(*_):
+    raise OSError("the scheduler is gone")
+if __name__ == "__main__":
+    cluster = distributed.LocalCluster(1, processes=False, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        executor = DaskExecutor(client)
+        print(executor.submit(bytes, b"there").result())
+        client._gather = lost
+        print(executor.submit(bytes, b"gone").exception(20))
+"""
+
+
+def test_a_result_that_is_lost_on_its_way_from_dask_is_an_error(tmp_path):
+    """As when the scheduler ends while the client fetches it; `Client.get_executor()` has a future
+    then that nothing ends.
+    """
+    pytest.importorskip("distributed", reason="distributed not installed: pip install distributed")
+    (tmp_path / "dask_cluster.py").write_text(RECIPES["dask_cluster.py"])
+    (tmp_path / "program.py").write_text(LOST_RESULT)
+    command = [sys.executable, "-W", "ignore", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout == "b'there'\nthe scheduler is gone\n", done.stderr[-4000:]
 
 
 def test_a_cluster_of_somebody_else_stays_and_our_compiles_end(place, cluster):

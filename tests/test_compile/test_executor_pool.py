@@ -372,7 +372,8 @@ def test_a_function_that_makes_no_executor_is_refused(on):
 
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
 from concurrent.futures import Executor, Future
 from service_work import job
 from bundler.compile.service import CompileService
@@ -399,11 +400,15 @@ def test_a_program_that_is_gone_leaves_nothing_running(engine, cache, tmp_path, 
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
         stderr=subprocess.DEVNULL,
     )
-    until((tmp_path / "message").exists)
-    reply = engine.submit(run_job, (tmp_path / "message").read_bytes())
-    child = int(told(tmp_path / "child"))
-    program.send_signal(number)
-    program.wait(PATIENCE_S)
+    try:
+        until((tmp_path / "message").exists)
+        reply = engine.submit(run_job, (tmp_path / "message").read_bytes())
+        child = int(told(tmp_path / "child"))
+        program.send_signal(number)
+        program.wait(PATIENCE_S)
+    finally:
+        program.kill()
+        program.wait()
     until(lambda: not is_alive(child))
     (outcome,) = wire.unpack(reply.result(PATIENCE_S), "answer")[2]
     assert outcome[0] == "failed"

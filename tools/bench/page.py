@@ -47,8 +47,9 @@ COMPILES = """`python -m tools.bench compile`. {kernels:,} kernels of three shap
 each side in a process of its own. Ours is the service with {workers} workers; torch's is `AsyncCompile.process_pool().submit` with as many, each job
 the same call of Triton's compiler. The second run finds every kernel in a store in a directory, and compiles none.
 """
-FARM = """`make bench PROGRAM=farm`. 300 kernels on the workers of an engine beside as many of the local pool, on one machine.
-They were compiled before, and a job takes their files in place of a compile: what is left is the way of a job and of its kernel.
+FARM = """`make bench PROGRAM=farm`. 300 kernels on the workers of an engine beside as many of the
+local pool, on one machine. They were compiled before, and a job takes their files in place of a
+compile: what is left is the way of a job and of its kernel.
 """
 TORCH_COMPILE = """`python -m tools.gpu torch-compile`. A transformer of six layers, forward and backward, each sample in a new process with empty
 directories; the directory that made the caches was renamed away first. Load and first iteration, in seconds; compiles in the process and
