@@ -372,21 +372,26 @@ if __name__ == "__main__":
     with cluster, distributed.Client(cluster) as client:
         executor = DaskExecutor(client)
         print(executor.submit(bytes, b"there").result())
-        client._gather = lost
+        gather, client._gather = client._gather, lost
         print(executor.submit(bytes, b"gone").exception(20))
+        client._gather, client.status = gather, "closing"
+        print(executor.submit(bytes, b"gone").exception(20))
+        client.status = "running"
 """
 
 
-def test_a_result_that_is_lost_on_its_way_from_dask_is_an_error(tmp_path):
-    """As when the scheduler ends while the client fetches it; `Client.get_executor()` has a future
-    then that nothing ends.
+def test_what_dask_loses_is_an_error(tmp_path):
+    """A result that the client fetched when the scheduler ended, and a task for a client that
+    closes; `Client.get_executor()` has futures then that nothing ends.
     """
     pytest.importorskip("distributed", reason="distributed not installed: pip install distributed")
     (tmp_path / "dask_cluster.py").write_text(RECIPES["dask_cluster.py"])
     (tmp_path / "program.py").write_text(LOST_RESULT)
     command = [sys.executable, "-W", "ignore", "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.stdout == "b'there'\nthe scheduler is gone\n", done.stderr[-4000:]
+    assert done.stdout == ("b'there'\nthe scheduler is gone\nthe client of Dask was closed\n"), (
+        done.stderr[-4000:]
+    )
 
 
 def test_a_cluster_of_somebody_else_stays_and_our_compiles_end(place, cluster):
