@@ -25,6 +25,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass, replace
 
 from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.dask_futures import always_ending
 from bundler.compile.engine_messages import (
     CLIENT_DIRECTORY,
     Compiler,
@@ -112,13 +113,13 @@ class ExecutorPool:
         if not (isinstance(executor, Executor) or callable(executor)):
             raise ConfigError(
                 f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
-                " MPIPoolExecutor of mpi4py, or a function that makes one",
+                " Client.get_executor() of Dask, or a function that makes one",
                 got=repr(executor)[:80],
             )
         self._plan, self._limit, self._source_of = plan, queue_limit, source_of
         self._stores = stores
         self._make = None if isinstance(executor, Executor) else executor
-        self._executor = executor if isinstance(executor, Executor) else None
+        self._executor = always_ending(executor) if isinstance(executor, Executor) else None
         self._on_worker = on_worker
         #: How many tasks were tried again because their worker ended.
         self.retried = 0
@@ -265,7 +266,7 @@ class ExecutorPool:
                         " concurrent.futures.Executor",
                         got=repr(made)[:80],
                     )
-                self._executor = made
+                self._executor = always_ending(made)
             return self._executor
 
     def _give(self, task: Task) -> None:

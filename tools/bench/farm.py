@@ -62,30 +62,31 @@ def engine(name: str, workers: int) -> Iterator[Executor]:
                 n_workers=workers, threads_per_worker=1, dashboard_address=None
             )
             client = stack.enter_context(distributed.Client(stack.enter_context(cluster)))
-            yield _recipe("dask_cluster").DaskExecutor(client)
+            yield client.get_executor()
         elif name == "mpi":
             futures: Any = importlib.import_module("mpi4py.futures")
             yield stack.enter_context(futures.MPIPoolExecutor(workers))
         else:
             ray: Any = importlib.import_module("ray")
             stack.enter_context(ray.init(num_cpus=workers, include_dashboard=False))
-            yield _recipe("ray_cluster").RayExecutor()
+            yield _ray_executor()
 
 
-def _recipe(name: str) -> Any:
-    """Return a module of the page that users copy."""
+def _ray_executor() -> Executor:
+    """Return the executor of the page that users copy."""
     from tools.docs_site.code_blocks import blocks
 
-    (text,) = [block.text for block in blocks(_PAGE, ROOT) if block.title == f"{name}.py"]
+    (text,) = [block.text for block in blocks(_PAGE, ROOT) if block.title == "ray_cluster.py"]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}.py")
+        path = Path(folder, "ray_cluster.py")
         path.write_text(text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(name, path)
+        spec = importlib.util.spec_from_file_location("ray_cluster", path)
         assert spec is not None
         assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        module = sys.modules["ray_cluster"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return module
+    made: Executor = module.RayExecutor()
+    return made
 
 
 def carry(payload: bytes, cache_dir: str) -> bytes:
