@@ -9,7 +9,6 @@ import io
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
@@ -26,6 +25,7 @@ from bundler.format.entries import (
     Opaque,
     Target,
     TuningFile,
+    replace,
 )
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest, observed_of

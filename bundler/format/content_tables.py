@@ -14,7 +14,8 @@ known.
 
 # Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
 # each that is a text is compiled for it.
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -183,19 +184,24 @@ _TABLES = {
     "helpers": tuple[HelperNumbers, ...],
     "opaque": tuple[PlacedNumbers, ...],
 }
-_DECODERS = {name: msgspec.msgpack.Decoder(kind) for name, kind in _TABLES.items()}
 
 
-def _decoder_of(tables: Mapping[str, Any]) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder of a whole content."""
+@lru_cache(maxsize=len(_TABLES))
+def _table_decoder(name: str) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(_TABLES[name])
+
+
+@lru_cache(maxsize=2)
+def _content_decoder(*, packed: bool) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of a whole content, whose tables stay `packed`; all are decoded at once
+    where it is so short that no table can be over its limit.
+    """
+    tables = dict.fromkeys(_TABLES, Raw) if packed else _TABLES
     fields = [("schema", Count), ("digests", bytes), *tables.items(), ("tuning_records", Raw)]
     kind = msgspec.defstruct("PackedContent", fields, array_like=True, frozen=True, gc=False)
     return msgspec.msgpack.Decoder(kind)
 
 
-_CONTENT = _decoder_of(dict.fromkeys(_TABLES, Raw))
-# All decoded at once: a short content cannot have a table over its limit.
-_SMALL_CONTENT = _decoder_of(_TABLES)
 _NUMBERS = msgspec.msgpack.Decoder(tuple[int, ...])
 #: Arguments of `Content`, and its blobs.
 Decoded = tuple[tuple[Any, ...], BlobTable]
@@ -215,7 +221,7 @@ def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Decoded:
     content = None if open_ended else _small(data, limits)
     if content is None:
         # Walked already by who found out the schema; and it makes no more of it than there is.
-        content = wire.decode(data, _CONTENT, "content", limits, walked=True)
+        content = wire.decode(data, _content_decoder(packed=True), "content", limits, walked=True)
         if not open_ended:
             wire.check_canonical(data, content, "content")
         if len(bytes(content.file_lists)) > _FILE_LIST_BYTES:
@@ -233,7 +239,7 @@ def _small(data: bytes, limits: Limits) -> Any:
     if len(data) > _SMALL_BYTES or limits != DEFAULT_LIMITS:
         return None
     try:
-        content = _SMALL_CONTENT.decode(data)
+        content = _content_decoder(packed=False).decode(data)
     except wire.MSGSPEC_ERRORS:
         return None
     return content if wire.is_canonical(data, content) else None
@@ -315,7 +321,7 @@ class TableReader:
             return found
         packed, what = bytes(found), f"content, {name}"
         self._limits.check(limit, wire.array_length(packed), what)
-        table = wire.decode(packed, _DECODERS[name], what, self._limits, walked=True)
+        table = wire.decode(packed, _table_decoder(name), what, self._limits, walked=True)
         if not self._open_ended:
             wire.check_canonical(packed, table, what)
         return table

@@ -7,17 +7,39 @@ other modules of this room call them, and every room that stores or verifies byt
 
 from __future__ import annotations
 
-import hashlib
+import sys
+from importlib import import_module
+from typing import Any
 
 from bundler.errors import DigestMismatch, FormatError
 
 DIGEST_BYTES = 32
 _PREFIX = "sha256:"
+# OpenSSL's function is six times as fast as Python's own, and 2 ms go by until it is loaded: about
+# what so many bytes take.
+_OWN_BYTES = 1 << 18
 
 
 def sha256(data: bytes | bytearray | memoryview) -> bytes:
     """Return the raw 32-byte SHA-256 of `data`."""
-    return hashlib.sha256(data).digest()
+    if len(data) > _OWN_BYTES or "hashlib" in sys.modules:
+        import hashlib
+
+        return hashlib.sha256(data).digest()
+    digest: bytes = _OWN(data).digest()
+    return digest
+
+
+def _own_sha256() -> Any:
+    for name in ("_sha2", "_sha256", "hashlib"):  # of Python from 3.12 on, before, and without both
+        try:
+            return import_module(name).sha256
+        except ImportError:
+            continue
+    raise ImportError("this Python has no SHA-256: build it with OpenSSL or with its own hashes")
+
+
+_OWN = _own_sha256()
 
 
 def digest_text(raw: bytes) -> str:

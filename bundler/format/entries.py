@@ -8,12 +8,10 @@ them from `Bundle`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from msgspec import Struct
 
@@ -23,9 +21,11 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.limits import check_metadata_size
 from bundler.format.sentinel import Span
-from bundler.format.summary import Summarized, count, printable, short
+from bundler.format.summary import Summarized, count, printable, short, shown_fields
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch_spec import LaunchSpec
 
@@ -38,37 +38,84 @@ def set_fields(value: object, fields: dict[str, Any]) -> None:
     vars(value).update(fields)
 
 
-class FrozenValue:
-    """A value whose fields are set once, by `set_fields`; equal to one of its class whose compared
-    fields are equal.
+class _DataclassFields:
+    """`__dataclass_fields__`, made when somebody asks `dataclasses` for it: a new process would
+    import that module, and what it needs, for a tenth of its first restore.
     """
 
+    def __get__(self, _value: object, owner: type) -> Any:
+        import dataclasses
+
+        kind: Any = next(kind for kind in owner.__mro__ if "__init__" in vars(kind))
+        rows = [
+            (name, kind.__annotations__[name], dataclasses.field(repr=name not in kind._unshown))  # noqa: SLF001  # ours
+            for name in kind.__match_args__
+        ]
+        made: Any = dataclasses.make_dataclass(kind.__name__, rows)
+        kind.__dataclass_fields__ = fields = made.__dataclass_fields__
+        return fields
+
+
+class FrozenValue:
+    """A value whose fields are the parameters of its `__init__`, set once by `set_fields`; equal to
+    one of its class whose fields are equal.  To `dataclasses` it is one of theirs.
+
+    Args:
+        unshown: fields that a repr leaves out.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    _unshown: ClassVar[tuple[str, ...]] = ()
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    else:
+        __dataclass_fields__ = _DataclassFields()
+
+    def __init_subclass__(cls, unshown: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" in vars(cls):
+            code = cls.__init__.__code__
+            cls.__match_args__ = code.co_varnames[1 : code.co_argcount]  # type: ignore[misc]
+            cls._unshown = unshown
+
     def __setattr__(self, name: str, value: object) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __delattr__(self, name: str) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __repr__(self) -> str:
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in dataclasses.fields(cast(Any, self))
-            if field.repr
-        ]
+        shown = [f"{name}={getattr(self, name)!r}" for name in shown_fields(self)]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
             return NotImplemented
-        return _compared(self) == _compared(other)
+        return field_values(self) == field_values(other)
 
     def __hash__(self) -> int:
-        return hash(_compared(self))
+        return hash(field_values(self))
+
+    def __replace__(self, **changes: Any) -> Self:
+        return replace(self, **changes)
 
 
-def _compared(value: Any) -> tuple[Any, ...]:
-    return tuple(
-        [getattr(value, field.name) for field in dataclasses.fields(value) if field.compare]
+_Value = TypeVar("_Value", bound=FrozenValue)
+
+
+def field_values(value: Any) -> tuple[Any, ...]:
+    """Return the values of all fields of a frozen value."""
+    return tuple([getattr(value, name) for name in value.__match_args__])
+
+
+def replace(value: _Value, **changes: Any) -> _Value:
+    """Return a copy with other fields, as `dataclasses.replace`."""
+    return type(value)(
+        **dict(zip(value.__match_args__, field_values(value), strict=True)) | changes
     )
 
 
@@ -84,13 +131,12 @@ _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@dataclass(init=False, repr=False, eq=False)
 class Target(FrozenValue):
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
     backend: str
     arch: str
-    warp_size: int = field(default=32, compare=False)
+    warp_size: int
 
     def __init__(self, backend: str, arch: str, warp_size: int = 32) -> None:
         set_fields(self, locals())
@@ -213,8 +259,7 @@ class StoredFiles(Struct, frozen=True, gc=False):
     layout: FileLayout
 
 
-@dataclass(init=False, repr=False, eq=False)
-class Kernel(FrozenValue):
+class Kernel(FrozenValue, unshown=("spec", "facts_bytes", "parts_bytes")):
     """All artifacts of one kernel key, from one compile.
 
     Launch facts and key parts are kept encoded and decoded when asked for: a bundle of thousands
@@ -226,9 +271,9 @@ class Kernel(FrozenValue):
     target: Target
     artifacts: tuple[Artifact, ...]
     toolchain: Toolchain
-    spec: LaunchSpec = field(repr=False)
-    facts_bytes: bytes | None = field(default=None, repr=False)
-    parts_bytes: bytes | None = field(default=None, repr=False)
+    spec: LaunchSpec
+    facts_bytes: bytes | None
+    parts_bytes: bytes | None
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ read.  Everybody else sees a `Kernel`.
 
 # Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
 # each that is a text is compiled for it.
-import dataclasses
 import functools
 import operator
 import sys
@@ -37,6 +36,7 @@ from bundler.format.entries import (
     StoredFiles,
     Target,
     Toolchain,
+    field_values,
     file_layout,
 )
 from bundler.format.limits import Limits
@@ -612,7 +612,7 @@ class LazyKernel(Kernel):
         return Kernel(*fields, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kernel, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        return Kernel, field_values(self)
 
     @classmethod
     def of_row(

@@ -10,7 +10,6 @@ observations, a restore asks them for devices and layouts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from bundler.format.entries import (
     TuningFile,
     check_kernel,
     entry_files,
+    replace,
     set_fields,
 )
 from bundler.format.lazy_kernel import BlobTable, LazyKernel, TableKernels
@@ -47,7 +47,6 @@ __all__ = ["SCHEMA", "Content", "Observation", "Observed", "content_digest", "me
 _OBSERVED_SCHEMA = 1
 
 
-@dataclass(init=False, repr=False, eq=False)
 class Content(Summarized, FrozenValue):
     """Everything that decides what a bundle is, in canonical order.
 
@@ -56,10 +55,10 @@ class Content(Summarized, FrozenValue):
     """
 
     kernels: tuple[Kernel, ...]
-    tuning_files: tuple[TuningFile, ...] = ()
-    helpers: tuple[HelperLibrary, ...] = ()
-    opaque: tuple[Opaque, ...] = ()
-    tuning_records: tuple[TuningRecord, ...] = ()
+    tuning_files: tuple[TuningFile, ...]
+    helpers: tuple[HelperLibrary, ...]
+    opaque: tuple[Opaque, ...]
+    tuning_records: tuple[TuningRecord, ...]
 
     def __init__(
         self,
@@ -243,7 +242,6 @@ class Observation(Struct, frozen=True, gc=False):
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not
 # import `Tuning`.
-@dataclass(init=False, repr=False, eq=False)
 class Observed(Summarized, FrozenValue):
     """Facts about the recording that are no part of what the bundle is.
 
@@ -254,8 +252,8 @@ class Observed(Summarized, FrozenValue):
     """
 
     kernels: Mapping[str, Observation]
-    environments: tuple[tuple[tuple[str, str], ...], ...] = ()
-    tunings: tuple[Tuning, ...] = ()
+    environments: tuple[tuple[tuple[str, str], ...], ...]
+    tunings: tuple[Tuning, ...]
 
     def __init__(
         self,

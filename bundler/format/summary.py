@@ -9,7 +9,6 @@ tables of notebooks.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
@@ -127,7 +126,7 @@ def shown_fields(thing: Any) -> Iterable[str]:
     """Return the names of the fields that a repr shows."""
     if isinstance(thing, Struct):
         return thing.__struct_fields__
-    return [field.name for field in dataclasses.fields(thing) if field.repr]
+    return [name for name, field in thing.__dataclass_fields__.items() if field.repr]
 
 
 def _brief(value: Any) -> str:

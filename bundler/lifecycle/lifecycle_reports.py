@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.format.entries import FrozenValue, set_fields
@@ -18,7 +17,6 @@ from bundler.format.summary import Reported
 Reasons = tuple[tuple[str, str], ...]
 
 
-@dataclass(init=False, repr=False, eq=False)
 class RecordReport(Reported, FrozenValue):
     """What a recording saw.
 
@@ -34,14 +32,14 @@ class RecordReport(Reported, FrozenValue):
         errors: how often our own listener failed; details are in the log.
     """
 
-    sources: Mapping[str, int] = field(default_factory=dict)
-    hits: int = 0
-    compiles: int = 0
-    compile_seconds: float = 0.0
-    left_out: Reasons = ()
-    not_portable: Reasons = ()
-    without_facts: tuple[str, ...] = ()
-    errors: int = 0
+    sources: Mapping[str, int]
+    hits: int
+    compiles: int
+    compile_seconds: float
+    left_out: Reasons
+    not_portable: Reasons
+    without_facts: tuple[str, ...]
+    errors: int
 
     def __init__(
         self,
@@ -83,7 +81,6 @@ def _listed_when_read() -> Any:
     return _ListedWhenRead()
 
 
-@dataclass(init=False, repr=False, eq=False)
 class RestoreReport(Reported, FrozenValue):
     """What a restore did.  Kernels count once, however many devices they were placed for.
 
@@ -111,22 +108,22 @@ class RestoreReport(Reported, FrozenValue):
             asked.
     """
 
-    restored: tuple[str, ...] = ()
-    present: tuple[str, ...] = ()
-    repaired: tuple[str, ...] = ()
-    skipped: Reasons = ()
-    damaged: tuple[str, ...] = ()
-    unchecked: tuple[str, ...] = ()
-    companions: tuple[str, ...] = ()
+    restored: tuple[str, ...]
+    present: tuple[str, ...]
+    repaired: tuple[str, ...]
+    skipped: Reasons
+    damaged: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    companions: tuple[str, ...]
     rewritten: tuple[str, ...] = _listed_when_read()
-    directories: tuple[str, ...] = ()
-    rekeyed: Reasons = ()
-    moved: Reasons = ()
-    tuned: int = 0
-    files: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    signatures: str = ""
+    directories: tuple[str, ...]
+    rekeyed: Reasons
+    moved: Reasons
+    tuned: int
+    files: int
+    bytes: int
+    seconds: float
+    signatures: str
 
     def __init__(
         self,
@@ -155,7 +152,6 @@ class RestoreReport(Reported, FrozenValue):
         return len(self.restored) + len(self.present) + len(self.repaired)
 
 
-@dataclass(init=False, repr=False, eq=False)
 class CheckReport(Reported, FrozenValue):
     """What a check found.  Kernels count once, however many devices they are placed for.
 
@@ -170,12 +166,12 @@ class CheckReport(Reported, FrozenValue):
         signatures: as of a `RestoreReport`.
     """
 
-    missing: Reasons = ()
-    present: tuple[str, ...] = ()
-    skipped: Reasons = ()
-    unchecked: tuple[str, ...] = ()
-    directories: tuple[str, ...] = ()
-    signatures: str = ""
+    missing: Reasons
+    present: tuple[str, ...]
+    skipped: Reasons
+    unchecked: tuple[str, ...]
+    directories: tuple[str, ...]
+    signatures: str
 
     def __init__(
         self,

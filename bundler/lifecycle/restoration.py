@@ -12,7 +12,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from bundler import observers
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.entries import HelperLibrary, Kernel
+from bundler.format.entries import HelperLibrary, Kernel, replace
 from bundler.format.frames import processors
 from bundler.format.limits import MIB
 from bundler.lifecycle.cache_directory import PlacementQueue, look_for_file

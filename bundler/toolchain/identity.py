@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
+from bundler.format.digest import DIGEST_BYTES
 from bundler.format.entries import Toolchain
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _hex_of(digest: str) -> str | None:
     bits = 0
     for character in digest:
         bits = bits << 6 | _BASE64_URLSAFE.index(character)
-    return (bits >> _DIGEST_PADDING).to_bytes(hashlib.sha256().digest_size).hex()
+    return (bits >> _DIGEST_PADDING).to_bytes(DIGEST_BYTES).hex()
 
 
 def _record_of(directory: str) -> bytes | None:
@@ -195,6 +195,8 @@ def _record_of(directory: str) -> bytes | None:
 
 
 def _hash_file(path: str) -> str | None:
+    import hashlib  # a restore reads the digests of Triton's files where they were installed
+
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -285,12 +287,11 @@ TRIED: Mapping[str, tuple[str, ...]] = {
     "triton": ("3.6", "3.7", "3.8", "3.9"),
     "torch": ("2.11", "2.13", "2.14", "2.15"),
 }
-_MINOR = re.compile(r"\d+\.\d+")
 
 
 def untried(distribution: str, release: str | None) -> bool:
     """Tell whether a release, such as `3.10.0+git1a2b`, is of a minor release that is not listed;
     an unknown release is not told.
     """
-    minor = _MINOR.match(release or "")
+    minor = re.match(r"\d+\.\d+", release or "")
     return minor is not None and minor[0] not in TRIED[distribution]

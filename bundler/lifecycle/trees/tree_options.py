@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bundler.errors import ConfigError
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not
 # import `Family`.
-@dataclass(init=False, repr=False, eq=False)
+
+
 class TreeOptions(FrozenValue):
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
@@ -37,10 +37,10 @@ class TreeOptions(FrozenValue):
         ConfigError: a root or a fact is empty, or `max_bytes` negative.
     """
 
-    roots: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
-    families: Sequence[Family] = ()
-    max_bytes: int | None = None
+    roots: Mapping[str, str | os.PathLike[str]]
+    facts: Mapping[str, str]
+    families: Sequence[Family]
+    max_bytes: int | None
 
     def __init__(
         self,
