@@ -55,7 +55,7 @@ def test_another_name_is_refused(run_tool):
     """
     done = run_tool("bench nothing")
     assert done.returncode == 2
-    assert "'bundle', 'compile', 'cloud', 'remote', 'scale', 'farm', 'page'" in done.stderr
+    assert "'bundle', 'fresh', 'compile', 'cloud', 'remote', 'scale', 'farm', 'page'" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +168,16 @@ def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
     assert [work in text.partition("## Not reached")[2] for work in missed] == [True] * len(missed)
     page.write_text(text.replace("Figures", "Numbers"))
     assert run_tool("bench page", "--check", *arguments).returncode == 1
+
+
+@pytest.mark.slow
+def test_a_cold_start_is_measured_beside_torch_s_bundler(run_tool, tmp_path):
+    """Both put the same kernels back, each sample in a process of its own."""
+    pytest.importorskip("torch")
+    done = run_tool("bench fresh", "--quick", "--results", tmp_path)
+    assert done.returncode == 0, done.stderr
+    _, row = json.loads((tmp_path / "bench-fresh.json").read_text())["rows"]
+    assert {name: len(found) for name, found in row["samples"].items()} == {"ours": 1, "torch": 1}
 
 
 @pytest.mark.slow

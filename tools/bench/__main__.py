@@ -11,6 +11,7 @@ from tools.shared import programs
 
 PROGRAMS = {
     "bundle": "bundles beside torch's bundler, tar and zstd, and bare writes",
+    "fresh": "a cold start beside torch's bundler: a new process each",
     "compile": "the compile service beside serial Triton and the pool of torch's compiler",
     "cloud": "a start from S3 beside fetching the same files in parallel",
     "remote": "a start from a Redis server beside the remote cache of Triton",

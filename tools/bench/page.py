@@ -51,6 +51,11 @@ FARM = """`make bench PROGRAM=farm`. 300 kernels on the workers of an engine bes
 local pool, on one machine. They were compiled before, and a job takes their files in place of a
 compile: what is left is the way of a job and of its kernel.
 """
+FRESH = """`make bench PROGRAM=fresh`. What a cold replica meets: each sample is a new process, above a
+bare interpreter, on tmpfs. Torch's bundler is timed without its import, since a process that
+compiles has torch; ours with all that it imports. The other rows of this page that do not say so
+are of processes that have imported everything.
+"""
 TORCH_COMPILE = """`python -m tools.gpu torch-compile`. A transformer of six layers, forward and backward, each sample in a new process with empty
 directories; the directory that made the caches was renamed away first. Load and first iteration, in seconds; compiles in the process and
 in torch's workers, counted by `put_group` and by a wrapper for ptxas.
@@ -242,6 +247,7 @@ SECTIONS: tuple[tuple[str, Section], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
     ("bench-bundle-16-cores", bundle_many_cores),
+    ("bench-fresh", _plain("A cold start", FRESH)),
     ("bench-scale", scale.section),
     ("bench-remote", remote.section),
     ("bench-cloud", cloud.section),
