@@ -179,13 +179,7 @@ class Values(workers.Fuzzer):
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
         """Fill the database, then limit memory."""
-        import redis
-
-        port, _, password = self.address.partition(":")
-        self.case = Case(
-            self.urls[job],
-            redis.Redis(port=int(port), username="admin", password=password, db=job, protocol=2),
-        )
+        self.case = Case(self.urls[job], redis_server.admin_of(self.address, db=job))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:

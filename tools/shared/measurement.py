@@ -218,6 +218,17 @@ def missed(lines: Iterable[Mapping[str, Any]]) -> None:
         print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {target(line)}")
 
 
+def write_page(path: Path, text: str, program: str, *, check: bool) -> int:
+    """Write what a program makes of results, or only compare it; returns the exit status."""
+    if not check:
+        path.write_text(text)
+        print(f"written to {path}")
+    elif not path.exists() or path.read_text() != text:
+        print(f"{path} is stale: run python -m {program}")
+        return 1
+    return 0
+
+
 def fast_directory() -> str | None:
     """Return a directory in memory, if there is one."""
     # tmpfs, made private by tempfile
