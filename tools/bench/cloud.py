@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tools.bench.sides import Side, arguments, sides, working_folder
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.measurement import median, ratio_row, shown, table
-from tools.shared.processes import listening
+from tools.shared.processes import listening, said
 
 KERNELS, ROUNDS = (300, 12), (5, 1)
 DELAYS_S = (0.0, 0.02)
@@ -119,13 +118,8 @@ def measure(
 
 def aws_version() -> str:
     """Return what the program `aws` says that it is, empty where it is not installed."""
-    if shutil.which("aws") is None:
-        return ""
-    environment = cloud_jobs.aws_environment("")
-    said = subprocess.run(
-        ["aws", "--version"], capture_output=True, text=True, check=False, env=environment
-    ).stdout
-    return said.partition(" ")[0]
+    told = said("aws", "--version", env=cloud_jobs.aws_environment(""))
+    return (told or "").partition(" ")[0]
 
 
 def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tools.bench import sides
 from tools.bench.remote_jobs import record
@@ -70,14 +71,14 @@ def push(endpoint: str, file: str) -> dict[str, float]:
         return {"push": time.perf_counter() - started}
 
 
-def restore(endpoint: str, into: str, keep: str) -> dict[str, float]:
+def restore(endpoint: str, into: str, keep: Any) -> dict[str, float]:
     """Open the store, restore by tag, close."""
     os.environ |= cloud_environment(endpoint)
     import bundler
 
     started = time.perf_counter()
     with bundler.open_store(_store()) as store:
-        report = store.restore(TAG, cache_dir=into, keep="launch" if keep == "launch" else "all")
+        report = store.restore(TAG, cache_dir=into, keep=keep)
     return {"seconds": time.perf_counter() - started, "count": len(report.restored)}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import compile_sides
+from tools.bench.bundle import concluded
 from tools.bench.compile_sides import WORKERS
 from tools.bench.sides import arguments
 from tools.shared import measurement
@@ -42,9 +43,7 @@ def main() -> int:
         "stages": medians([one["ours"]["stages"] for one in rounds]),
         "rows": rows(options.kernels, rounds),
     }
-    missed = measurement.report("bench-compile", result, options.results)
-    measurement.missed(missed)
-    return 1 if options.check and missed else 0
+    return concluded("bench-compile", result, options)
 
 
 def measure(kernels: int) -> dict[str, dict[str, Any]]:

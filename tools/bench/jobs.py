@@ -30,6 +30,7 @@ from tools.bench.step_profiles import push_steps
 
 if TYPE_CHECKING:
     from bundler import Bundle, Store
+    from bundler.format.bundle import Keep
 
 TAR_LEVEL = 3
 # As a restore writes them together, more or less.
@@ -60,14 +61,14 @@ def collect(cache: str, file: str) -> dict[str, float]:
     return {**watch.seconds, "bytes": os.path.getsize(file), "kernels": len(bundle.kernels)}
 
 
-def restore(file: str, into: str, keep: str) -> dict[str, float]:
+def restore(file: str, into: str, keep: Keep) -> dict[str, float]:
     """Load a bundle and restore it."""
     import bundler
 
     watch = Watch()
     bundle = bundler.Bundle.load(file)
     watch.lap("load")
-    report = bundler.restore(bundle, into, keep="launch" if keep == "launch" else "all")
+    report = bundler.restore(bundle, into, keep=keep)
     watch.lap("restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
@@ -90,15 +91,13 @@ def pushed_twice(store: Store, bundle: Bundle, tag: str) -> dict[str, float]:
     return {**watch.seconds, "bytes": first.bytes_sent}
 
 
-def pull(store: str, into: str, keep: str) -> dict[str, float]:
+def pull(store: str, into: str, keep: Keep) -> dict[str, float]:
     """Pull a bundle out of a store in a directory and restore it."""
     import bundler
 
     watch = Watch()
     with bundler.open_store(f"file://{store}") as opened:
-        report = opened.restore(
-            "bench", cache_dir=into, keep="launch" if keep == "launch" else "all"
-        )
+        report = opened.restore("bench", cache_dir=into, keep=keep)
     watch.lap("pull and restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
@@ -139,7 +138,7 @@ def torch_restore(file: str, into: str) -> dict[str, float]:
     return {**watch.seconds, "kernels": len(done.cached_kernel_names)}
 
 
-def write_loop(cache: str, into: str, keep: str) -> dict[str, float]:
+def write_loop(cache: str, into: str, keep: Keep) -> dict[str, float]:
     """The limit: write files that are in memory already, and do nothing else."""
     kernels = read_cache(cache, keep)
     os.makedirs(into)
@@ -194,16 +193,15 @@ def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
     return found
 
 
-def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
+def restore_steps(file: str, into: str, keep: Keep) -> dict[str, float]:
     """What each step of a restore costs a processor on its own, in one thread."""
-    from bundler.format.bundle import Bundle, Keep
+    from bundler.format.bundle import Bundle
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned, read
     from bundler.lifecycle.kernel_writer import write_kernels
     from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
     from bundler.toolchain import targets
 
-    what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
     writing = (
         "writers: check metadata, temporary directory, files with paths in them, group file, rename"
@@ -213,12 +211,12 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     watch.lap("load: parse and check the manifest")
     targets.visible_targets()
     watch.lap("meanwhile: ask the driver which GPUs are here")
-    plan = RestorePlan(bundle, RestoreOptions(into, what))
+    plan = RestorePlan(bundle, RestoreOptions(into, keep))
     kernels = plan.wanted_kernels()
     place = CacheDirectory(into)
     watch.lap("reader: which kernels are of use here")
     for start in range(0, len(kernels), STEP_KERNELS):
-        wanted = [planned(kernel, what) for kernel in kernels[start : start + STEP_KERNELS]]
+        wanted = [planned(kernel, keep) for kernel in kernels[start : start + STEP_KERNELS]]
         watch.lap("reader: name, digest, size and paths of each file")
         read(bundle.blobs, wanted)
         watch.lap("reader: read and decompress the frames, find each file")

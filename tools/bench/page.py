@@ -114,14 +114,7 @@ def main() -> int:
         page=(PAGE, "the page"),
     )
     text = page(options.results)
-    if not options.check:
-        options.page.write_text(text)
-        print(f"written to {options.page}")
-        return 0
-    if not options.page.exists() or options.page.read_text() != text:
-        print(f"{options.page} is stale: run python -m tools.bench page")
-        return 1
-    return 0
+    return measurement.write_page(options.page, text, "tools.bench page", check=options.check)
 
 
 def page(results: Path) -> str:

@@ -61,7 +61,7 @@ def push(url: str, file: str) -> dict[str, float]:
         return jobs.pushed_twice(store, bundle, TAG)
 
 
-def restore(url: str, into: str, keep: str) -> dict[str, float]:
+def restore(url: str, into: str, keep: Any) -> dict[str, float]:
     """Open the store, restore by tag, close."""
     import bundler
     from bundler.backends.redis import server_exchange
@@ -76,7 +76,7 @@ def restore(url: str, into: str, keep: str) -> dict[str, float]:
     server_exchange.run = counted
     watch = sides.Watch()
     with bundler.open_store(url, timeout_s=PATIENCE_S) as store:
-        report = store.restore(TAG, cache_dir=into, keep="launch" if keep == "launch" else "all")
+        report = store.restore(TAG, cache_dir=into, keep=keep)
     watch.lap("restore")
     return {
         **watch.seconds,

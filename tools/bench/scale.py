@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import tables
+from tools.bench.bundle import concluded
 from tools.bench.memory import multiply, peak_bytes
 from tools.bench.sides import arguments, working_folder
 from tools.shared import measurement
@@ -67,8 +68,7 @@ def main() -> int:
         samples, parts = measure(cache, options.kernels, work, copies, options.rounds)
     facts = {"kernels": options.kernels, "copies": copies, "rounds": options.rounds}
     result = {**facts, "samples": samples, "parts": parts, "rows": rows_of(samples)}
-    missed = measurement.report("bench-scale", result, options.results)
-    return 1 if options.check and missed else 0
+    return concluded("bench-scale", result, options)
 
 
 def measure(

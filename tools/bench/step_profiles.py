@@ -101,7 +101,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     return steps.seconds
 
 
-def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> dict[str, float]:
+def start_steps(url: str, into: str, tag: str, patience_s: str, keep: Keep) -> dict[str, float]:
     """What each step takes of a restore by tag from a server, of everything or of the
     launch set.
     """
@@ -132,8 +132,7 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
         blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
         steps.lap(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
-        kept: Keep = "launch" if keep == "launch" else "all"
-        _place_steps(steps, backend, bundle, read, hints, into, kept)
+        _place_steps(steps, backend, bundle, read, hints, into, keep)
         steps.lap("")
         dictionaries = [store_layout.dictionary_key(digest) for _, digest in hints]
         backend.touch([manifest, *dictionaries, *[unit.key for unit in units.all()]])

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from tools.shared.processes import ROOT, answer, python_path
 PAGE = ROOT / "docs" / "stores.md"
 RESULT = "cloud-faults"
 BEGIN, END = "<!-- begin: cloud-faults -->\n", "<!-- end: cloud-faults -->\n"
+COLUMNS = ["what the server does", "a restore by tag", "after"]
+COLUMNS += ["the plug-in compiles, and loses", "warnings"]
 TAG = "t"
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 LISTED = 100_000
@@ -62,16 +63,12 @@ def main() -> int:
     )
     file = options.results / f"{RESULT}.json"
     if options.check:
-        page = options.page.read_text()
-        if with_table(page, json.loads(file.read_text())) == page:
-            return 0
-        print(f"{options.page} is stale: run python -m tools.cluster cloud-faults")
-        return 1
+        return write_table(options.page, json.loads(file.read_text()), check=True)
     url = f"{STORE_URL}?{options.settings}" if options.settings else STORE_URL
     rows = measure(url, options.only)
     result = {"settings": options.settings, "rows": rows, "listing": listing(url)}
     print(f"written to {measurement.save(RESULT, result, options.results)}")
-    options.page.write_text(with_table(options.page.read_text(), result))
+    write_table(options.page, result, check=False)
     wrong = [row["case"] for row in rows if not row["ok"]]
     print("\n".join(f"wrong: {name}" for name in wrong))
     return 1 if wrong else 0
@@ -164,29 +161,33 @@ def listing(url: str) -> dict[str, float]:
     return {"files": LISTED, "seconds": seconds, "peak_mb": kib / 1024}
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    yield (
-        "| what the server does | a restore by tag | after | the plug-in compiles, and loses |"
-        " warnings |"
-    )
-    yield "|---|---|---|---|---|"
-    for row in result["rows"]:
-        said = f"`{row['error']}`" if row["error"] else "restored"
-        yield (
-            f"| {row['case']} | {said} | {row['seconds']:.2f} s | {row['lost_s']:.1f} s |"
-            f" {len(row['warnings'])} |"
-        )
+def table(result: dict[str, Any]) -> str:
+    """Return the table, and what a listing took."""
+    rows = [
+        [
+            row["case"],
+            f"`{row['error']}`" if row["error"] else "restored",
+            f"{row['seconds']:.2f} s",
+            f"{row['lost_s']:.1f} s",
+            len(row["warnings"]),
+        ]
+        for row in result["rows"]
+    ]
     found = result["listing"]
-    yield ""
-    yield (
-        f"A prune beside {found['files']:,} files of others took {found['seconds']:.1f} s and"
-        f" {found['peak_mb']:.0f} MB; a listing that does not end is given up after 200,000 files"
-        " or a minute."
+    return (
+        f"{measurement.table(COLUMNS, rows)}\nA prune beside {found['files']:,} files of others took"
+        f" {found['seconds']:.1f} s and {found['peak_mb']:.0f} MB; a listing that does not end is"
+        " given up after 200,000 files or a minute."
     )
 
 
 def with_table(page: str, result: dict[str, Any]) -> str:
     """Return the page with the table between its marks."""
     before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + "\n".join(table(result)) + "\n" + END + rest.partition(END)[2]
+    return before + BEGIN + table(result) + "\n" + END + rest.partition(END)[2]
+
+
+def write_table(path: Path, result: dict[str, Any], *, check: bool) -> int:
+    """Put the table into the page, or only compare; returns the exit status."""
+    text = with_table(path.read_text(), result)
+    return measurement.write_page(path, text, "tools.cluster cloud-faults", check=check)

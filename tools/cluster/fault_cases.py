@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ CREDENTIALS = {
     "AWS_ALLOW_HTTP": "true",
 }
 STORE_URL = "s3://bench/store"
+PACKS, CATALOG = "*packs/*", "*catalog"
 _HOUR = {"Retry-After": "3600"}
 
 
@@ -74,18 +76,10 @@ def _first(count: int, status: int) -> Callable[[ObjectServer], Fault]:
     return fault
 
 
-def _of_packs(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
+def _reads(path: str, spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
     return lambda _server: (
         lambda asked, answer: (
-            spoilt(answer) if "packs/" in asked.path and asked.method == "GET" else None
-        )
-    )
-
-
-def _of_catalog(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
-    return lambda _server: (
-        lambda asked, answer: (
-            spoilt(answer) if asked.path.endswith("catalog") and asked.method == "GET" else None
+            spoilt(answer) if asked.method == "GET" and fnmatchcase(asked.path, path) else None
         )
     )
 
@@ -162,31 +156,35 @@ CASES = (
     Case(
         "the catalog is cut off",
         "StoreUnavailable",
-        _of_catalog(lambda a: replace(a, sent=len(a.body) // 2)),
+        _reads(CATALOG, lambda a: replace(a, sent=len(a.body) // 2)),
     ),
-    Case("the catalog has another byte", "StoreUnavailable", _of_catalog(_changed)),
+    Case("the catalog has another byte", "StoreUnavailable", _reads(CATALOG, _changed)),
     Case(
         "the catalog says that it has 1 TB",
         "StoreUnavailable",
-        _of_catalog(lambda a: replace(a, length=10**12, sent=len(a.body))),
+        _reads(CATALOG, lambda a: replace(a, length=10**12, sent=len(a.body))),
     ),
     Case(
         "a page of a proxy instead of the catalog",
         "StoreUnavailable",
-        _of_catalog(lambda a: replace(a, body=b"<html>log in</html>")),
+        _reads(CATALOG, lambda a: replace(a, body=b"<html>log in</html>")),
     ),
     Case(
         "packs are cut off",
         "StoreUnavailable",
-        _of_packs(lambda a: replace(a, sent=len(a.body) // 2)),
+        _reads(PACKS, lambda a: replace(a, sent=len(a.body) // 2)),
     ),
     Case(
         "packs come shorter than they are",
         "StoreUnavailable",
-        _of_packs(lambda a: replace(a, body=a.body[:-1])),
+        _reads(PACKS, lambda a: replace(a, body=a.body[:-1])),
     ),
-    Case("packs have another byte", "NotFound", _of_packs(_changed)),
-    Case("ranges of packs are refused (416)", "StoreUnavailable", _of_packs(lambda _: Answer(416))),
+    Case("packs have another byte", "NotFound", _reads(PACKS, _changed)),
+    Case(
+        "ranges of packs are refused (416)",
+        "StoreUnavailable",
+        _reads(PACKS, lambda _: Answer(416)),
+    ),
     Case("each answer has another ETag", "", _every(_another_etag)),
     Case("the server dies after one request", "StoreUnavailable", _dies_after(1)),
     Case("the server dies after two requests", "StoreUnavailable", _dies_after(2)),

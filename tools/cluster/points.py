@@ -19,7 +19,7 @@ from typing import Any, Literal
 from tools.cluster.ranks import TAG, Job
 from tools.shared import kernel_copies, kernel_variants, measurement
 from tools.shared.processes import Helper
-from tools.shared.redis_server import CompileLog, Meter, Server, Work, running
+from tools.shared.redis_server import CompileLog, Meter, Server, running
 
 RANKS, REAL, REPLAY = (f"tools.cluster.{name}" for name in ("ranks", "real_rank", "replay"))
 PHASES = ("cold", "warm", "reading")
@@ -150,7 +150,7 @@ def measure_herd(herd: Herd, kernels: Path, count: int, limit_s: float = 90.0) -
         "longest_answer_bytes": max(size for _, size in turns),
         "waits_s": {name: _percentile(waits, percent) for name, percent in PERCENTILES.items()},
         **found,
-        **_costs(work),
+        **work,
     }
 
 
@@ -312,7 +312,7 @@ def _harm(
 
 
 def _summary(
-    answers: list[dict[str, Any]], waits: list[float], work: Work, began: float
+    answers: list[dict[str, Any]], waits: list[float], work: dict[str, Any], began: float
 ) -> dict[str, Any]:
     return {
         "seconds": max(answer["done_at_s"] for answer in answers) - began,
@@ -321,13 +321,8 @@ def _summary(
         "round_trips": sum(answer["round_trips"] for answer in answers),
         "errors": [error for answer in answers for error in answer["errors"]],
         "error_count": sum(answer["error_count"] for answer in answers),
-        **_costs(work),
+        **work,
     }
-
-
-def _costs(work: Work) -> dict[str, Any]:
-    costs: dict[str, Any] = asdict(work)
-    return {**costs.pop("counts"), **costs}
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:

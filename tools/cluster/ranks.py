@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tools.cluster.replay import Turn
-from tools.shared.redis_server import CompileLog
+from tools.shared.redis_server import CompileLog, admin_of
 
 if TYPE_CHECKING:
     from bundler import Bundle, Store
@@ -166,7 +166,7 @@ class Ranks:
         self.ready = threading.Barrier(len(job.ranks) + 1)
         self._bundle: Bundle = bundler.Bundle.load(job.bundle)
         self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
-        self._compile_log = opened_compile_log(job)
+        self._compile_log = admin_of(job.compile_log, socket_timeout=60)
         self.found = {rank: Found() for rank in job.ranks}
         self._threads = [
             threading.Thread(target=self._be, args=(rank,), daemon=True) for rank in job.ranks
@@ -247,16 +247,6 @@ class Ranks:
             return [self._job.url]
         near = Path(self._job.folder, f"host{rank // self._job.host_ranks}", "store")
         return [f"file://{near}", self._job.url]
-
-
-def opened_compile_log(job: Job) -> Any:
-    """Return a client of the log of compiles."""
-    import redis
-
-    port, _, password = job.compile_log.partition(":")
-    return redis.Redis(
-        port=int(port), username="admin", password=password, socket_timeout=60, protocol=2
-    )
 
 
 def note(compile_log: Any, rank: int, key: str) -> None:

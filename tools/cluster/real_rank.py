@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.cluster import ranks
 from tools.shared import kernel_variants
+from tools.shared.redis_server import admin_of
 
 if TYPE_CHECKING:
     from bundler import Bundle
@@ -54,7 +55,7 @@ def main() -> int:
     keys = list(wanted)
     # Two begin with the same kernel, and each pair meets the other half-way.
     first = rank // 2 * len(keys) * 2 // job.of
-    compile_log, found = ranks.opened_compile_log(job), ranks.Found()
+    compile_log, found = admin_of(job.compile_log, socket_timeout=60), ranks.Found()
 
     def compile_one(rank: int, key: str) -> Bundle:
         ranks.note(compile_log, rank, key)

@@ -122,7 +122,7 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", weight: str = "
 
 def tables(result: Row) -> str:
     """Return everything measured as tables."""
-    return "\n".join(f"### {title}\n\n{make(result)}" for title, make in TABLES.items())
+    return "\n".join(f"### {title}\n\n{BLOCKS[name](result)}" for name, title in TITLES.items())
 
 
 def filled(text: str, result: Row) -> str:
@@ -255,26 +255,6 @@ _HERDS: Columns = {
 }
 
 
-def cold(result: Row) -> str:
-    """Cold starts: what was compiled and how long all waited."""
-    return _columns(_COLD, _in_phases(result, PHASES[:1]))
-
-
-def warm(result: Row) -> str:
-    """Warm starts: how long a restore took."""
-    return _columns(_WARM, _in_phases(result, PHASES[1:]))
-
-
-def costs(result: Row) -> str:
-    """What a rank costs the server."""
-    return _columns(_COSTS, _in_phases(result, PHASES))
-
-
-def herds(result: Row) -> str:
-    """Ranks that restore in one moment."""
-    return _columns(_HERDS, ((one, one) for one in result["herds"]))
-
-
 def _settings(one: Row) -> str:
     said = ["`readonly=1`"] if one["read_only"] else []
     return ", ".join(said + ([f"`tcp-backlog {one['backlog']}`"] if one["backlog"] else []))
@@ -331,12 +311,13 @@ def _short(figure: float) -> str:
     return f"{figure:.3g}" if figure >= 0.001 else "0.001"
 
 
-TABLES: dict[str, Callable[[Row], str]] = {
-    "Cold": cold,
-    "Warm": warm,
-    "What a rank costs": costs,
-    "In one moment": herds,
-    "Limits": limit_table,
+BLOCKS: dict[str, Callable[[Row], str]] = {
+    "machine": machine,
+    "cold": lambda result: _columns(_COLD, _in_phases(result, PHASES[:1])),
+    "warm": lambda result: _columns(_WARM, _in_phases(result, PHASES[1:])),
+    "costs": lambda result: _columns(_COSTS, _in_phases(result, PHASES)),
+    "herds": lambda result: _columns(_HERDS, ((one, one) for one in result["herds"])),
+    "limits": limit_table,
 }
-BLOCKS = {"machine": machine, "cold": cold, "warm": warm, "costs": costs, "herds": herds}
-BLOCKS |= {"limits": limit_table}
+TITLES = {"cold": "Cold", "warm": "Warm", "costs": "What a rank costs"}
+TITLES |= {"herds": "In one moment", "limits": "Limits"}

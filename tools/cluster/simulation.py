@@ -212,10 +212,7 @@ def document(options: argparse.Namespace) -> int:
         return 1
     plot = options.results / f"{NAME}.svg"
     for path, text in ((options.page, page), (plot, report.plot(result))):
-        if not options.check:
-            path.write_text(text)
-            print(f"written to {path}")
-        elif not path.exists() or path.read_text() != text:
-            print(f"{path} is stale: run python -m tools.cluster simulation --document")
+        program = "tools.cluster simulation --document"
+        if measurement.write_page(path, text, program, check=options.check):
             return 1
     return 0

@@ -23,20 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 Kind = Literal["partial", "wrong bytes", "untyped error", "unfinished", "leftover", "shim"]
 Tree = dict[str, bytes | None]
 Files = dict[str, bytes]
 
-KINDS: tuple[Kind, ...] = (
-    "partial",
-    "wrong bytes",
-    "untyped error",
-    "unfinished",
-    "leftover",
-    "shim",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "__grp__"
 LAUNCH_SUFFIXES = (".cubin", ".hsaco", ".json")
 _KEY = re.compile(r"[A-Z2-7]{52}")
@@ -293,16 +286,11 @@ class Restore(Case):
     def wrong_when_done(self, root: Path, before: Tree) -> Iterator[Problem]:
         now, cache = tree(root), root / "cache"
         for place, key in self.materials.placed(self.bundle).items():
-            problem = (
-                not_whole(cache / place, self.files(root, place))
-                if (cache / place).is_dir()
-                else None
-            )
             if not (cache / place).is_dir():
                 yield Problem("unfinished", f"{place} is not there")
-            elif problem is not None and not self._kept(
-                root, place, key, below(before, f"cache/{place}"), now
-            ):
+                continue
+            problem, earlier = not_whole(cache / place, self.files(root, place)), f"cache/{place}"
+            if problem and not self._kept(root, place, key, below(before, earlier), now):
                 yield Problem("unfinished", problem.text)
         for name, data in self.materials.singles(self.bundle).items():
             if now.get(f"cache/{name}") != data:

@@ -186,16 +186,13 @@ class Pushed(Stored):
 
     def __init__(
         self,
+        materials: Materials,
         entry: str,
         state: str,
-        materials: Materials,
         before: Callable[[Path], None],
         work: Callable[[Path], None],
-        *,
-        damaged: bool = False,
     ) -> None:
-        super().__init__(entry, state, before, work, damaged=damaged)
-        self._materials = materials
+        super().__init__(entry, state, before, work, damaged=state == "damaged")
         self._restored = Restore("from the store", materials, lambda _, __: None)
 
     def sweep(self, root: Path) -> None:
@@ -328,6 +325,7 @@ def pushes(materials: Materials) -> list[Case]:
     often = _in_turn(*[push(bundle, mode="replace") for bundle in ("part", "rest") * 5])
     loose = _in_turn(push("rest", None), push("inductor", None), push("part"), _age_objects)
     listed = [
+        ("push", "damaged", _in_turn(push("small"), _flip_a_bit), push("small")),
         ("push", "absent", _nothing, push("small")),
         ("push", "merge", push("part"), push("rest")),
         ("push", "replace", push("part"), replace),
@@ -342,18 +340,7 @@ def pushes(materials: Materials) -> list[Case]:
         ("prune", "to a limit", _in_turn(loose, set_limit), prune_to_limit),
         ("prune", "leftovers", _in_turn(loose, _leave_stale), prune),
     ]
-    damaged = Pushed(
-        "push",
-        "damaged",
-        materials,
-        _in_turn(push("small"), _flip_a_bit),
-        push("small"),
-        damaged=True,
-    )
-    return [
-        damaged,
-        *(Pushed(entry, state, materials, before, work) for entry, state, before, work in listed),
-    ]
+    return [Pushed(materials, *one) for one in listed]
 
 
 class Pulling(Restore):

@@ -26,7 +26,7 @@ import bundler
 from bundler.errors import BundlerError, LimitExceeded
 from tools.fuzz import workers
 from tools.fuzz.judge import ACCEPTED, Finding, read_everything, typed
-from tools.fuzz.redis_values import attack, sound
+from tools.fuzz.redis_values import attack, sound, uses
 from tools.shared import redis_server
 
 MEMORY_BYTES = 1 << 30
@@ -93,29 +93,14 @@ class Case:
         return errors[0] if errors else ACCEPTED
 
     def _acts(self, store: Any, cache: str) -> dict[str, Callable[[], object]]:
-        keys = [kernel.key for kernel in self.first.kernels]
-        records = store.kernel_records()
-        return {
-            "push": lambda: store.push(self.first, "t"),
+        return uses(store, self.first) | {
             "replace": lambda: store.push(self.first, "t", "replace"),
             "create": lambda: store.push(self.first, "t", "create"),
             "pull": lambda: self._pull(store, "t"),
             "pull by digest": lambda: self._pull(store, self.first.digest),
             "restore": lambda: store.restore("t", cache_dir=cache, only="all"),
-            "tags": store.tags,
-            "stats": store.stats,
             "verify": store.verify,
-            "repair": lambda: store.verify(repair=True),
             "prune": store.prune,
-            "prune to nothing": lambda: store.prune(max_bytes=0, older_than_s=1),
-            "delete": lambda: store.delete_tag("t"),
-            "look up": lambda: records.look_up(keys),
-            "publish": lambda: records.publish(self.first),
-            "recorded": lambda: list(records.recorded(100)),
-            "failure": lambda: records.failure(keys[0]),
-            "tell failure": lambda: records.tell_failure(keys[0], "again"),
-            "file": lambda: store.file_records().look_up("name"),
-            "publish file": lambda: store.file_records().publish("name", "k.json", b"{}"),
         }
 
     @staticmethod
@@ -179,13 +164,7 @@ class Values(workers.Fuzzer):
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
         """Fill the database, then limit memory."""
-        import redis
-
-        port, _, password = self.address.partition(":")
-        self.case = Case(
-            self.urls[job],
-            redis.Redis(port=int(port), username="admin", password=password, db=job, protocol=2),
-        )
+        self.case = Case(self.urls[job], redis_server.admin_of(self.address, db=job))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:

@@ -51,6 +51,27 @@ Change = Callable[[Any], object]
 Make = Callable[[random.Random], bytes]
 
 
+def uses(store: Any, bundle: Any) -> dict[str, Callable[[], object]]:
+    """Return what users do with a store that may have a bundle under the tag `t`, by name."""
+    keys = [kernel.key for kernel in bundle.kernels]
+    records, files = store.kernel_records(), store.file_records()
+    return {
+        "push": lambda: store.push(bundle, "t"),
+        "tags": store.tags,
+        "stats": store.stats,
+        "repair": lambda: store.verify(repair=True),
+        "prune to nothing": lambda: store.prune(max_bytes=0, older_than_s=1),
+        "delete": lambda: store.delete_tag("t"),
+        "look up": lambda: records.look_up(keys),
+        "publish": lambda: records.publish(bundle),
+        "recorded": lambda: list(records.recorded(100)),
+        "failure": lambda: records.failure(keys[0]),
+        "tell failure": lambda: records.tell_failure(keys[0], "again"),
+        "file": lambda: files.look_up("name"),
+        "publish file": lambda: files.publish("name", "k.json", b"{}"),
+    }
+
+
 def attack(chance: random.Random, stored: Stored) -> tuple[str, Change]:
     """Return what is done and how: a function of a client that may do everything."""
     if chance.random() < 0.2:

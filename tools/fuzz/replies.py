@@ -26,7 +26,7 @@ from bundler.backends.redis import server_exchange
 from bundler.errors import BundlerError
 from tools.fuzz import workers
 from tools.fuzz.judge import ACCEPTED, typed
-from tools.fuzz.redis_values import sound
+from tools.fuzz.redis_values import sound, uses
 from tools.shared.fake_redis import FakeRedis
 
 MEMORY_BYTES = 2 << 30
@@ -128,24 +128,10 @@ class Case:
 
 
 def _acts(store: Any, bundle: Any) -> dict[str, Callable[[], object]]:
-    keys = [kernel.key for kernel in bundle.kernels]
-    records = store.kernel_records()
-    return {
-        "push": lambda: store.push(bundle, "t"),
+    return uses(store, bundle) | {
         "pull": lambda: store.pull("t"),
         "pull by digest": lambda: store.pull(bundle.digest),
         "restore": lambda: store.restore("t", only="all"),
-        "tags": store.tags,
-        "stats": store.stats,
-        "verify": lambda: store.verify(repair=True),
-        "prune": lambda: store.prune(max_bytes=0, older_than_s=1),
-        "delete": lambda: store.delete_tag("t"),
-        "look up": lambda: records.look_up(keys),
-        "publish": lambda: records.publish(bundle),
-        "recorded": lambda: list(records.recorded(100)),
-        "failure": lambda: records.failure(keys[0]),
-        "leases": lambda: list(store.leases()) if hasattr(store, "leases") else None,
-        "file": lambda: store.file_records().look_up("name"),
     }
 
 

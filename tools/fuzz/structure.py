@@ -14,7 +14,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import msgpack
@@ -121,6 +121,7 @@ def _blobs(parts: Parts) -> dict[int, bytes]:
 
 
 _Other = Callable[[random.Random, Any], Any]
+_Change = Callable[[random.Random, Draft], None]
 
 # ------------------------------------------------------------------------------------------ Changes
 
@@ -153,18 +154,17 @@ def _json_value(chance: random.Random, value: Any) -> Any:
     return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, *others])
 
 
-def _spots(node: Any) -> Iterator[tuple[Any, Any]]:
+def spots(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (container, position) of everything in nested lists and dictionaries."""
     for position in list(node) if isinstance(node, dict) else range(len(node)):
         yield node, position
         if isinstance(node[position], (list, dict)):
-            yield from _spots(node[position])
+            yield from spots(node[position])
 
 
 def _change(chance: random.Random, node: Any, other: _Other) -> None:
-    spots = list(_spots(node))
-    if spots:
-        container, position = chance.choice(spots)
+    if places := list(spots(node)):
+        container, position = chance.choice(places)
         old = container[position]
         tagged = other is _number_or_text and isinstance(old, list) and len(old) == 2
         if tagged and chance.random() < 0.5:
@@ -173,49 +173,51 @@ def _change(chance: random.Random, node: Any, other: _Other) -> None:
             container[position] = other(chance, old)
 
 
-def _kernel(chance: random.Random, made: Draft) -> DraftKernel | None:
-    return chance.choice(made.kernels) if made.kernels else None
+def _of_kernel(change: Callable[[random.Random, DraftKernel], None]) -> _Change:
+    """Return a change of one of the kernels, where there are any."""
+
+    @wraps(change)
+    def changed(chance: random.Random, made: Draft) -> None:
+        if made.kernels:
+            change(chance, chance.choice(made.kernels))
+
+    return changed
 
 
-def _change_spec(chance: random.Random, made: Draft) -> None:
-    kernel = _kernel(chance, made)
-    if kernel is not None:
-        part = chance.choice([kernel.spec, kernel.target, kernel.toolchain])
-        _change(chance, part, _number_or_text)
+@_of_kernel
+def _change_spec(chance: random.Random, kernel: DraftKernel) -> None:
+    part = chance.choice([kernel.spec, kernel.target, kernel.toolchain])
+    _change(chance, part, _number_or_text)
 
 
-def _change_packed(chance: random.Random, made: Draft) -> None:
-    kernel, name = _kernel(chance, made), chance.choice(["facts", "parts"])
-    packed = getattr(kernel, name, None)
-    if packed is not None:
+@_of_kernel
+def _change_packed(chance: random.Random, kernel: DraftKernel) -> None:
+    name = chance.choice(["facts", "parts"])
+    if (packed := getattr(kernel, name)) is not None:
         document = msgpack.unpackb(packed)
         _change(chance, document, _number_or_text)
         setattr(kernel, name, pack(document))
 
 
-def _change_metadata(chance: random.Random, made: Draft) -> None:
-    kernel = _kernel(chance, made)
-    if kernel is None:
-        return
+@_of_kernel
+def _change_metadata(chance: random.Random, kernel: DraftKernel) -> None:
     file = kernel.file("json")
     document = json.loads(file.data)
     _change(chance, document, _json_value)
     file.data = json.dumps(document).encode()
 
 
-def _change_spans(chance: random.Random, made: Draft) -> None:
-    kernel = _kernel(chance, made)
-    if kernel is not None:
-        file = chance.choice(kernel.files)
-        file.spans = file.spans or [0, 0, 0]
-        _change(chance, file.spans, _number_or_text)
+@_of_kernel
+def _change_spans(chance: random.Random, kernel: DraftKernel) -> None:
+    file = chance.choice(kernel.files)
+    file.spans = file.spans or [0, 0, 0]
+    _change(chance, file.spans, _number_or_text)
 
 
-def _change_binary(chance: random.Random, made: Draft) -> None:
+@_of_kernel
+def _change_binary(chance: random.Random, kernel: DraftKernel) -> None:
     """Put a number into the headers of an ELF file, or somewhere in it where a number may be."""
-    kernel = _kernel(chance, made)
-    files = kernel.files if kernel is not None else []
-    for file in [file for file in files if file.data.startswith(b"\x7fELF")][:1]:
+    for file in [file for file in kernel.files if file.data.startswith(b"\x7fELF")][:1]:
         layout = chance.choice(["<B", "<H", "<I", "<Q", "<Q"])
         size, highest = struct.calcsize(layout), 256 ** struct.calcsize(layout)
         room = max(1, len(file.data) - size)

@@ -32,7 +32,7 @@ from typing import Any
 from bundler.runtime.launch.drivers import hip_api, launchers
 from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from tools.shared import measurement, programs
-from tools.shared.processes import ROOT, command, python_path
+from tools.shared.processes import ROOT, captured, command, python_path
 from tools.shared.wheel_files import fetched, unpack
 
 # The structures that we read and write, and the members whose places count.
@@ -148,12 +148,8 @@ def of_headers(include: Path) -> Declared:
             lines.append('printf("\\n");')
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "declared")
-        _compile(
-            include,
-            f"{_BEGIN}int main(void) {{ {' '.join(lines)} return 0; }}\n",
-            "-o",
-            str(program),
-        )
+        text = f"{_BEGIN}int main(void) {{ {' '.join(lines)} return 0; }}\n"
+        _compile(include, text, "-o", str(program))
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     found = Declared()
     for kind, name, *numbers in map(str.split, said.splitlines()):
@@ -216,13 +212,8 @@ def _compile(include: Path, text: str, *options: str) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("needs a C compiler, and there is none: install gcc")
-    done = subprocess.run(
-        [compiler, "-xc", "-D__HIP_PLATFORM_AMD__", "-isystem", str(include), "-", *options],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    places = ("-D__HIP_PLATFORM_AMD__", "-isystem", include, "-")
+    done = captured(compiler, "-xc", *places, *options, input=text)
     if done.returncode:
         raise RuntimeError(f"{compiler} refuses the headers in {include}:\n{done.stderr}")
     return done.stdout

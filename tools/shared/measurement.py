@@ -13,13 +13,12 @@ import platform
 import shlex
 import stat
 import statistics
-import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.shared.processes import ROOT
+from tools.shared.processes import ROOT, said
 
 RESULTS = ROOT / "docs" / "results"
 PACKAGES = ("triton", "torch", "zstandard", "msgpack")
@@ -38,7 +37,7 @@ def facts() -> dict[str, Any]:
             "extensions": extensions(),
         },
         "versions": {"python": platform.python_version(), **versions},
-        "commit": _commit(),
+        "commit": said("git", "rev-parse", "HEAD", cwd=ROOT),
     }
 
 
@@ -218,6 +217,17 @@ def missed(lines: Iterable[Mapping[str, Any]]) -> None:
         print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {target(line)}")
 
 
+def write_page(path: Path, text: str, program: str, *, check: bool) -> int:
+    """Write what a program makes of results, or only compare it; returns the exit status."""
+    if not check:
+        path.write_text(text)
+        print(f"written to {path}")
+    elif not path.exists() or path.read_text() != text:
+        print(f"{path} is stale: run python -m {program}")
+        return 1
+    return 0
+
+
 def fast_directory() -> str | None:
     """Return a directory in memory, if there is one."""
     # tmpfs, made private by tempfile
@@ -239,7 +249,8 @@ def refusing_ptxas(directory: Path) -> tuple[dict[str, str], Path]:
     """
     log = directory / "ptxas-calls"
     environment = {}
-    tools = Path(_triton_dir()) / "backends" / "nvidia" / "bin"
+    triton = importlib.metadata.distribution("triton").locate_file("triton")
+    tools = Path(str(triton)) / "backends" / "nvidia" / "bin"
     for name, variable in (
         ("ptxas", "TRITON_PTXAS_PATH"),
         ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
@@ -255,11 +266,6 @@ def refusing_ptxas(directory: Path) -> tuple[dict[str, str], Path]:
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         environment[variable] = str(wrapper)
     return environment, log
-
-
-def _triton_dir() -> str:
-    found = importlib.metadata.distribution("triton").locate_file("triton")
-    return str(found)
 
 
 def version_of(name: str) -> str | None:
@@ -278,24 +284,6 @@ def _processor() -> str:
 
 
 def _gpu() -> str | None:
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.splitlines()[0] if answer.stdout else None
-
-
-def _commit() -> str | None:
-    try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
+    asked = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+    found = said("nvidia-smi", *asked, timeout=30)
+    return found.splitlines()[0] if found else None

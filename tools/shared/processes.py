@@ -44,6 +44,21 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), given]))
 
 
+def captured(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; returns its status and all that it said."""
+    line = [*map(str, words)]
+    return subprocess.run(line, check=False, capture_output=True, text=True, **more)
+
+
+def said(*words: object, **more: Any) -> str | None:
+    """Return what a program says, None where it is missing or fails."""
+    try:
+        done = captured(*words, **more)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
 def output(
     module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900
 ) -> str:
@@ -52,15 +67,9 @@ def output(
     Raises:
         RuntimeError: it failed; the message has all that it printed.
     """
-    answer = subprocess.run(
-        command(module, *arguments),
-        env={**os.environ, **environment, "PYTHONPATH": python_path()},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    variables = {**os.environ, **environment, "PYTHONPATH": python_path()}
+    words = command(module, *arguments)
+    answer = captured(*words, env=variables, cwd=ROOT, timeout=timeout_s)
     if answer.returncode:
         line = shlex.join([module, *arguments])
         raise RuntimeError(

@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -104,13 +103,7 @@ class Server:
 
         until = time.monotonic() + PATIENCE_S
         while True:
-            client = redis.Redis(
-                port=self.port,
-                username="admin",
-                password=self._password,
-                socket_timeout=PATIENCE_S,
-                protocol=2,
-            )
+            client = admin_of(self.address, socket_timeout=PATIENCE_S)
             with contextlib.suppress(redis.ConnectionError):
                 client.ping()
                 return client
@@ -120,6 +113,14 @@ class Server:
                     f"redis-server does not answer: {(self.folder / 'log').read_text()[-2000:]}"
                 )
             time.sleep(0.02)
+
+
+def admin_of(address: str, **settings: Any) -> Any:
+    """Return a client that may do everything, of the server at `port:password`."""
+    import redis
+
+    port, _, password = address.partition(":")
+    return redis.Redis(port=int(port), username="admin", password=password, protocol=2, **settings)
 
 
 @contextlib.contextmanager
@@ -133,25 +134,6 @@ def running(*arguments: str) -> Iterator[Server]:
         server.stop()
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a server did in a while, by its own account.
-
-    Attributes:
-        counts: the differences of `COUNTED`.
-        calls: how often each command was called, also inside scripts.
-        busy_s: seconds that each command took, a script with all that it calls.
-        cpu_s: seconds of processor time, of all its threads.
-        peak_bytes: memory above what it had at the beginning, at most.
-    """
-
-    counts: dict[str, int]
-    calls: dict[str, int]
-    busy_s: dict[str, float]
-    cpu_s: float
-    peak_bytes: int
-
-
 class Meter:
     """Reads a server's counters; what the readings themselves cost is taken off."""
 
@@ -162,20 +144,21 @@ class Meter:
         self._memory = int(server.admin.info("memory")["used_memory"])
         self._before = self._info()
 
-    def stop(self) -> Work:
-        """Return what was done since this meter was made."""
+    def stop(self) -> dict[str, Any]:
+        """Return what the server did since this meter was made, by its own account: the differences
+        of `COUNTED`; how often each command was called, also inside scripts, and the seconds that
+        it took, a script with all that it calls; seconds of processor time, of all its threads; and
+        memory above what it had at the beginning, at most.
+        """
         before, after = self._before, self._info()
         calls, busy_us = _commands(before, after, "calls"), _commands(before, after, "usec")
-        return Work(
-            {
-                name: after[field] - before[field] - self._own[field]
-                for name, field in COUNTED.items()
-            },
-            {name: int(calls[name]) for name in calls if calls[name]},
-            {name: busy_us[name] / 1e6 for name in calls if calls[name]},
-            sum(after[name] - before[name] for name in ("used_cpu_sys", "used_cpu_user")),
-            max(0, int(after["used_memory_peak"]) - self._memory),
-        )
+        return {
+            **{name: after[of] - before[of] - self._own[of] for name, of in COUNTED.items()},
+            "calls": {name: int(calls[name]) for name in calls if calls[name]},
+            "busy_s": {name: busy_us[name] / 1e6 for name in calls if calls[name]},
+            "cpu_s": sum(after[of] - before[of] for of in ("used_cpu_sys", "used_cpu_user")),
+            "peak_bytes": max(0, int(after["used_memory_peak"]) - self._memory),
+        }
 
     def _info(self) -> dict[str, Any]:
         found: dict[str, Any] = self._server.admin.info("all")

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from tools.shared.processes import captured
 
 # A release of vLLM is 340 MB.
 TIMEOUT_S = 1800
@@ -29,7 +30,7 @@ def fetched(project: str, version: str, folder: Path, *options: str) -> Path:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         wanted = ["--no-deps", "--only-binary=:all:", *options, "--dest", str(folder)]
         line = [*pip, *wanted, f"{project}=={version}"]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        done = captured(*line, timeout=TIMEOUT_S)
         if done.returncode or not any(folder.glob(pattern)):
             raise NoIndex(
                 f"{project}=={version} could not be fetched: {done.stderr.strip()[-300:]}"

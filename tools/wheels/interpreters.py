@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.shared.processes import captured, said
+
 SUPPORTED = ("3.11", "3.12", "3.13")
 _ASK = (
     "import json, os, sys, sysconfig, venv; include = sysconfig.get_paths()['include'];"
@@ -70,9 +72,11 @@ def pip(*words: str) -> None:
         subprocess.CalledProcessError: it failed.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", *words]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=clean_variables()
-    )
+    succeeded(captured(*command, env=clean_variables()))
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> None:
+    """Print what a program said that failed, and raise `subprocess.CalledProcessError`."""
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
         done.check_returncode()
@@ -89,13 +93,7 @@ def clean_variables() -> dict[str, str]:
 
 def _find(version: str) -> Interpreter | None:
     for program in _candidates(version):
-        done = subprocess.run(
-            [program, "-c", _ASK],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=clean_variables(),
-        )
+        done = captured(program, "-c", _ASK, env=clean_variables())
         if done.returncode:
             # pyenv puts a program on PATH for versions that are not selected, and Debian's may lack
             # venv
@@ -112,17 +110,10 @@ def _candidates(version: str) -> Iterator[str]:
     on_path = shutil.which(f"python{version}")
     if on_path is not None:
         yield on_path
-    if (root := _output("pyenv", "root")) is not None:
+    if (root := said("pyenv", "root")) is not None:
         yield from (
             str(path)
             for path in sorted(Path(root, "versions").glob(f"{version}*/bin/python{version}"))
         )
-    if (found := _output("uv", "python", "find", "--no-project", version)) is not None:
+    if (found := said("uv", "python", "find", "--no-project", version)) is not None:
         yield found
-
-
-def _output(*command: str) -> str | None:
-    if shutil.which(command[0]) is None:
-        return None
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -28,9 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.shared.processes import captured
 from tools.wheels import interpreters
 from tools.wheels.bill import ROOT, bill_of, pinned_versions, text_of
-from tools.wheels.interpreters import Interpreter, clean_variables
+from tools.wheels.interpreters import Interpreter, clean_variables, succeeded
 
 _GLIBC = "2.17"
 _MACHINES = ("x86_64", "aarch64")
@@ -122,18 +123,7 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
     }
     command = [python, "-c", _BACKEND.format(options=options), call, str(out)]
     # Modes of files are part of a wheel, and git keeps one bit of them: the rest is the umask's.
-    done = subprocess.run(
-        command,
-        check=False,
-        cwd=source,
-        env=environment,
-        capture_output=True,
-        text=True,
-        umask=0o022,
-    )
-    if done.returncode:
-        sys.stderr.write(done.stdout + done.stderr)
-        done.check_returncode()
+    succeeded(captured(*command, cwd=source, env=environment, umask=0o022))
     (made,) = out.iterdir()
     if kind.extensions is None:
         made.write_bytes(settled(made.read_bytes(), int(time)))
@@ -152,13 +142,8 @@ def settled(archive: bytes, time: int) -> bytes:
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as new:
             for member, data in members:
-                member.mtime, member.uid, member.gid, member.uname, member.gname = (
-                    time,
-                    0,
-                    0,
-                    "",
-                    "",
-                )
+                member.mtime, member.uid, member.gid = time, 0, 0
+                member.uname = member.gname = ""
                 member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 member.pax_headers = {}
                 new.addfile(member, data)
@@ -209,7 +194,7 @@ def _compiles(interpreter: Interpreter, machine: str) -> bool:
         program.write_text("#include <Python.h>\n", encoding="utf-8")
         options = [f"-I{interpreter.include}", _split_headers(interpreter, Path(folder))]
         command = [*compiler(machine), "-c", *options, str(program), "-o", f"{folder}/one.o"]
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+        return captured(*command).returncode == 0
 
 
 def sources(commit: str, folder: Path) -> tuple[Path, str]:
@@ -254,16 +239,10 @@ def release(
         pythons = {
             one: interpreters.environment(one, Path(scratch, one.version), pin) for one in found
         }
+        places = [Path(scratch, f"{number}-" * 9) for number in range(len(kinds))]
         makers = [
-            threads.submit(
-                _built_equal,
-                commit,
-                kind,
-                pythons[kind.interpreter],
-                Path(scratch, f"{number}-" * 9),
-                times,
-            )
-            for number, kind in enumerate(kinds)
+            threads.submit(_built_equal, commit, kind, pythons[kind.interpreter], place, times)
+            for kind, place in zip(kinds, places, strict=True)
         ]
         files = [
             Path(shutil.copyfile(maker.result(), folder / maker.result().name)) for maker in makers

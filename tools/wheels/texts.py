@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
-from tools.wheels.bill import ROOT
+from tools.shared.processes import ROOT, captured, said
 
 SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 RECIPE = "deploy/conda/recipe.yaml"
@@ -109,9 +108,7 @@ def program_faults(root: Path) -> Iterator[str]:
         if not (scripts / name).exists():
             print(f"skipped: {name} is not installed")
             continue
-        done = subprocess.run(
-            [scripts / name, *words], check=False, cwd=root, capture_output=True, text=True
-        )
+        done = captured(scripts / name, *words, cwd=root)
         if done.returncode:
             yield f"{name} {' '.join(words)}:\n{done.stdout}{done.stderr}".rstrip()
         else:
@@ -127,13 +124,7 @@ def program_faults(root: Path) -> Iterator[str]:
         " '.join(f'{one.recipe.package.name} {one.recipe.package.version}"
         " {one.recipe.build.string}' for one in recipe.render(variants)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", render, RECIPE, VARIANTS],
-        check=False,
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
+    done = captured(sys.executable, "-c", render, RECIPE, VARIANTS, cwd=root)
     if done.returncode:
         yield f"rattler-build does not render {RECIPE}:\n{done.stderr}".rstrip()
     else:
@@ -151,22 +142,12 @@ def _is_heading(text: str) -> bool:
     return True
 
 
-def _tag() -> str | None:
-    """Return the tag of the commit that is checked out, None where there is none."""
-    command = ["git", "-C", str(ROOT), "describe", "--exact-match", "--tags", "--match", "v*"]
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def main() -> int:
     """Check this checkout; the status is 1 when something disagrees."""
     parser = argparse.ArgumentParser(prog="python -m tools.wheels texts", description=__doc__)
     parser.add_argument(
         "--tag",
-        default=_tag(),
+        default=said("git", "-C", ROOT, *["describe", "--exact-match", "--tags", "--match", "v*"]),
         help="what is to be released; default: the tag of the commit, if any",
     )
     arguments = parser.parse_args()

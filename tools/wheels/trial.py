@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import platform
 import re
@@ -30,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tools.shared.processes import captured
 from tools.wheels.bill import ROOT, pinned_versions
 from tools.wheels.interpreters import (
     SUPPORTED,
@@ -123,20 +123,11 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
     houses = {one: folder / f"house-{one.version}" for one in found}
     for one, house in houses.items():
         bare = environment(one, folder / f"bare-{one.version}")
-        pip(
-            "--python",
-            bare,
-            "download",
-            "-c",
-            str(ROOT / "constraints.txt"),
-            "-d",
-            str(house),
-            *pins,
-        )
+        pinned = ("-c", str(ROOT / "constraints.txt"), *pins)
+        pip("--python", bare, "download", "-d", str(house), *pinned)
     results: dict[str, str] = {}
     with ThreadPoolExecutor(2) as threads:
-        numbers = itertools.count()
-        places = [folder / f"env-{next(numbers)}" for _ in pairs]
+        places = [folder / f"env-{number}" for number in range(len(pairs))]
         jobs = [
             threads.submit(_timed, file, one, houses[one], place)
             for (file, one), place in zip(pairs, places, strict=True)
@@ -175,22 +166,9 @@ def picks(folder: Path, scratch: Path) -> Iterator[str]:
             )
             continue
         place = scratch / f"pick-{number}"
-        pip(
-            "download",
-            "--no-deps",
-            "--no-index",
-            "--find-links",
-            str(folder),
-            "--only-binary",
-            ":all:",
-            "--python-version",
-            version,
-            "--platform",
-            system,
-            "-d",
-            str(place),
-            "triton-bundler",
-        )
+        offered = ("--no-deps", "--no-index", "--only-binary=:all:", "--find-links", str(folder))
+        asked = (f"--python-version={version}", f"--platform={system}", "triton-bundler")
+        pip("download", "-d", str(place), *offered, *asked)
         (taken,) = place.iterdir()
         print(f"pip on Python {version}, {system}: {taken.name}")
         if not taken.stem.endswith(expected):
@@ -205,14 +183,10 @@ def _timed(
 
 
 def _run(*command: object) -> str:
-    words = [str(word) for word in command]
-    done = subprocess.run(
-        words, check=False, capture_output=True, text=True, env=clean_variables(), cwd="/"
-    )
+    done = captured(*command, env=clean_variables(), cwd="/")
     if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+        words = " ".join(done.args)
+        raise RuntimeError(f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -310,8 +284,7 @@ def _from_program(module: str, *words: str, expected: str = "") -> Iterator[str]
     """
     if importlib.util.find_spec(module) is None:
         return
-    command = [sys.executable, "-m", module, *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = captured(sys.executable, "-m", module, *words)
     if done.returncode or expected not in " ".join(done.stdout.split()):
         yield (
             f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}".rstrip()
