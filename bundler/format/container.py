@@ -275,7 +275,7 @@ def _check_section(number: int, section: Section, before: list[Section], limits:
     ):
         raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
     if sum(s.raw_bytes for s in earlier) > limits.window_bytes:
-        raise LimitExceeded(f"{what}: its prefix is over {limits.window_bytes} bytes")
+        raise LimitExceeded(f"{what}: its prefix is over the limit of {limits.window_bytes} bytes")
 
 
 def _check_prefixes(sections: list[Section], limits: Limits) -> None:

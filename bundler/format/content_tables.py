@@ -226,7 +226,7 @@ def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Decoded:
             wire.check_canonical(data, content, "content")
         if len(bytes(content.file_lists)) > _FILE_LIST_BYTES:
             raise LimitExceeded(
-                f"content: file lists of more than {_FILE_LIST_BYTES} bytes",
+                f"content: file lists of more bytes than the limit of {_FILE_LIST_BYTES}",
                 limit=_FILE_LIST_BYTES,
             )
     return TableReader(content, limits, open_ended=open_ended).read()
@@ -458,7 +458,9 @@ class TableReader:
                 found for found in zip(rows, packed, strict=True) if len(found[1]) > REFERENCE_BYTES
             )
             raise LimitExceeded(
-                f"{row.key}: references of {len(long)} bytes", limit=REFERENCE_BYTES, got=len(long)
+                f"{row.key}: references of {len(long)} bytes, over the limit of {REFERENCE_BYTES}",
+                limit=REFERENCE_BYTES,
+                got=len(long),
             )
         return wire.decode_each(
             packed, REFERENCES, "references of a kernel", self._limits, open_ended=self._open_ended
@@ -504,7 +506,9 @@ class TableReader:
     def _spans(self, packed: bytes, what: str) -> tuple[int, ...]:
         if len(packed) > REFERENCE_BYTES:
             raise LimitExceeded(
-                f"{what}: spans of {len(packed)} bytes", limit=REFERENCE_BYTES, got=len(packed)
+                f"{what}: spans of {len(packed)} bytes, over the limit of {REFERENCE_BYTES}",
+                limit=REFERENCE_BYTES,
+                got=len(packed),
             )
         flat = wire.decode(packed, _NUMBERS, f"spans of a {what}", self._limits)
         if not self._open_ended:
