@@ -13,7 +13,6 @@ from typing import Any
 import msgpack
 
 from tools.fuzz.container import CONTENT, OBSERVED, Parts, nested, pack
-from tools.fuzz.structure import spots
 
 ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 255, 2**31, 2**32, 2**63, 2**64 - 1, -(2**63), 1.5),
@@ -68,9 +67,19 @@ def flip(chance: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
+def _spots(node: list[Any]) -> list[tuple[list[Any], int]]:
+    """Return (array, position) of every field in nested arrays."""
+    found = [(node, position) for position in range(len(node))]
+    for item in node:
+        if isinstance(item, list):
+            found += _spots(item)
+    return found
+
+
 def _change(chance: random.Random, node: list[Any]) -> None:
     """Change one field of nested arrays: replace, remove, repeat, swap or move it."""
-    if not (where := list(spots(node))):
+    where = _spots(node)
+    if not where:
         return
     array, position = chance.choice(where)
     match chance.randrange(8):

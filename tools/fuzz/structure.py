@@ -154,16 +154,16 @@ def _json_value(chance: random.Random, value: Any) -> Any:
     return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, *others])
 
 
-def spots(node: Any) -> Iterator[tuple[Any, Any]]:
+def _spots(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (container, position) of everything in nested lists and dictionaries."""
     for position in list(node) if isinstance(node, dict) else range(len(node)):
         yield node, position
         if isinstance(node[position], (list, dict)):
-            yield from spots(node[position])
+            yield from _spots(node[position])
 
 
 def _change(chance: random.Random, node: Any, other: _Other) -> None:
-    if places := list(spots(node)):
+    if places := list(_spots(node)):
         container, position = chance.choice(places)
         old = container[position]
         tagged = other is _number_or_text and isinstance(old, list) and len(old) == 2
