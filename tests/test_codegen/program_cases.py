@@ -224,6 +224,19 @@ def bool_sums(a):
     return a.sum(1), a.amax(1), a.amin(1), a.any(), a.all(0), a.float().mean(1)
 
 
+@case(lambda: (seeded(5, 33, dtype=torch.bool), seeded(2, 3, 9)))
+def running_sums(mask, a):
+    """Positions, as language models count them; across memory, of a view, in another dtype."""
+    turned = a.transpose(0, 2).flip(0)
+    return (
+        mask.cumsum(1) * mask - 1,
+        a.cumsum(1).exp(),
+        a.cumprod(-1),
+        turned.cumsum(0),
+        a.cumsum(0, dtype=torch.float64).sum(2),
+    )
+
+
 @case(lambda: (seeded(1), seeded(2), seeded(3)), kernels=1)
 def one_value_in_rows(a, b, c):
     spread = a.expand(3).unsqueeze(1)

@@ -314,6 +314,23 @@ def test_what_is_not_generated_is_called_and_listed():
     assert len(program.kernels) == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dynamic", "expected"),
+    [
+        ((2, 1024), False, []),
+        ((2, 1025), False, ["aten.cumsum.default"]),
+        ((9000, 1000), False, ["aten.cumsum.default"]),
+        ((4, 30), True, ["aten.cumsum.default"]),
+    ],
+)
+def test_running_sums_of_short_rows_are_generated(sizes, dynamic, expected):
+    """A row is read once for each of its elements, so one that is long, or as long as anybody
+    likes, is torch's.
+    """
+    program = generate(lambda a: a.cumsum(1) + 1, [torch.zeros(sizes)], dynamic=dynamic)
+    assert [fallback.operator for fallback in program.fallbacks] == expected
+
+
 def test_the_text_needs_no_torch():
     """No generated module names torch."""
     assert "torch" not in text(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor
+from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_nodes import numel
 from bundler.codegen.loops.loop_terms import Term
 from bundler.codegen.lowerings.operator_calls import OperatorCall
@@ -23,6 +23,9 @@ Results = LazyTensor | tuple[LazyTensor, ...]
 Lowering = Callable[[GraphBuilder, OperatorCall], Results]
 _IDENTITIES = {"sum": 0, "prod": 1, "any": 0, "xor_sum": 0}
 _HALVES = frozenset({"float16", "bfloat16"})
+# Longest row of a running sum, and how many elements its kernel reads in all, where that is known:
+# it reads a row once for each of its elements. A row of the other length is short for any number.
+_LONGEST_RUN, _MOST_READS, _SHORT_RUN = 1024, 1 << 23, 128
 
 
 def _source(call: OperatorCall) -> LazyTensor:
@@ -232,6 +235,39 @@ def _var_mean(builder: GraphBuilder, call: OperatorCall) -> Results:
     return cast(builder, variance, call.dtype), cast(builder, mean, call.dtype)
 
 
+def _running(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
+    """Write a running sum or product of short rows: each element is the reduction of those of its
+    row up to it.
+    """
+    pool, wide = builder.pool, _accumulated(call.dtype)
+    source = cast(builder, _source(call), wide)
+    rank = len(source.sizes)
+    if not rank:
+        return cast(builder, source, call.dtype)
+    (dim,) = _dims(call, rank)
+    size, elements = source.sizes[dim], numel(source.sizes)
+    reads = elements * size if elements.is_Integer else None
+    if (
+        call.dtype == "bool"
+        or not size.is_Integer
+        or size > _LONGEST_RUN
+        or (size > _SHORT_RUN if reads is None else reads > _MOST_READS)
+    ):
+        raise call.refusal("a scan of long rows")
+
+    def up_to(indices: Indices) -> Term:
+        *place, read = indices
+        here, place[dim] = place[dim], read
+        within = pool.operate(
+            "le", pool.index(read, "int32"), pool.index(here, "int32"), dtype="bool"
+        )
+        nothing = pool.constant(_IDENTITIES[kind], wide)
+        return pool.operate("where", within, source.at(place), nothing, dtype=wide)
+
+    rows = builder.lazy((*source.sizes, size), wide, up_to, source.origins)
+    return cast(builder, reduced(builder, call, kind, rows, [rank], wide), call.dtype)
+
+
 REDUCTIONS_BY_NAME: dict[str, Lowering] = {
     "sum": partial(_plain, kind="sum"),
     "prod": partial(_plain, kind="prod"),
@@ -240,6 +276,8 @@ REDUCTIONS_BY_NAME: dict[str, Lowering] = {
     "max": partial(_extremum_with_index, kind="max"),
     "min": partial(_extremum_with_index, kind="min"),
     "xor_sum": partial(_plain, kind="xor_sum"),
+    "cumsum": partial(_running, kind="sum"),
+    "cumprod": partial(_running, kind="prod"),
     "mean": _mean,
     "any": _any,
     "all": _all,
