@@ -3,13 +3,16 @@
 beside it; `trust_public_file` takes a key in.
 
 `triton-bundler verify --signed` and `triton-bundler key trust` call them.  A restore goes by what
-is in the file alone.
+is in the file alone.  Keys as OpenSSH keeps them: `read_public` reads the line in a `.pub` file,
+`is_public` tells whether a text is one; private ones are read in `signing_keys.py`.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import os
+import struct
 import time
 
 from msgspec.structs import asdict, replace
@@ -17,7 +20,7 @@ from msgspec.structs import asdict, replace
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.trust import minisign, openssh_keys
+from bundler.trust import ed25519, minisign
 from bundler.trust.ed25519 import key_id
 from bundler.trust.signature_policy import Judgement, SignaturePolicy
 from bundler.trust.signing import MINISIGN_SUFFIX
@@ -123,7 +126,42 @@ def trust_public_file(
 
 def _public_of(text: str) -> minisign.PublicKey:
     """Read a public key of OpenSSH, or one in minisign's form, as ours are."""
-    if not openssh_keys.is_public(text):
+    if not is_public(text):
         return minisign.read_public(text)
-    raw = openssh_keys.read_public(text)
+    raw = read_public(text)
     return minisign.PublicKey(bytes.fromhex(key_id(raw)), raw)
+
+
+_TYPE = b"ssh-ed25519"
+_PREFIXES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-")
+_LENGTH = struct.Struct(">I")
+
+
+def is_public(text: str) -> bool:
+    """Whether a text is a public key of OpenSSH, of whatever type."""
+    return text.lstrip().startswith(_PREFIXES)
+
+
+def read_public(text: str) -> bytes:
+    """Return the 32 bytes of a key in the form `ssh-ed25519 AAAA… comment`.
+
+    Raises:
+        FormatError: it is of another type, or damaged, or there are several lines.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    words = lines[0].split() if lines else [""]
+    if len(lines) != 1 or words[0] != _TYPE.decode() or len(words) == 1:
+        raise FormatError(
+            f"OpenSSH public key: {len(lines)} lines, the first of type {words[0][:40]!r}; expected"
+            " one line of type ssh-ed25519: ssh-keygen -t ed25519 makes such a key"
+        )
+    try:
+        data = base64.b64decode(words[1], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise FormatError(f"OpenSSH public key: {error}, expected base64") from error
+    head = _LENGTH.pack(len(_TYPE)) + _TYPE + _LENGTH.pack(ed25519.KEY_BYTES)
+    if len(data) != len(head) + ed25519.KEY_BYTES or not data.startswith(head):
+        raise FormatError(
+            "OpenSSH public key: its base64 holds no key of type ssh-ed25519; copy the line again"
+        )
+    return data[len(head) :]

@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 import bundler
-from bundler.cli.stores import live_sources, top_command
-from bundler.cli.stores.live_sources import SourceStatus
+from bundler.cli.stores import top_command
+from bundler.cli.stores.top_command import SourceStatus
 from bundler.cli.terminal import Screen
 
 TEXT = """# HELP triton_bundler_lookups_total Kernels.
@@ -48,7 +48,7 @@ def endpoint():
             self.end_headers()
             with contextlib.suppress(BrokenPipeError):
                 self.wfile.write(
-                    body if self.path != "/large/metrics" else bytes(live_sources.MOST_BYTES + 1)
+                    body if self.path != "/large/metrics" else bytes(top_command.MOST_BYTES + 1)
                 )
 
         def log_message(self, *_):
@@ -107,19 +107,17 @@ def test_json_has_all_and_an_error_is_status_1(cli_json, leased, tmp_path):
 
 def test_an_address_that_sends_too_much_is_none_of_ours(endpoint):
     """No more than some MB are read."""
-    with pytest.raises(
-        bundler.StoreUnavailable, match=f"more than {live_sources.MOST_BYTES} bytes"
-    ):
-        live_sources.read_metrics(f"{endpoint}/large/metrics")
+    with pytest.raises(bundler.StoreUnavailable, match=f"more than {top_command.MOST_BYTES} bytes"):
+        top_command.read_metrics(f"{endpoint}/large/metrics")
 
 
 def test_samples_are_read_as_they_are_written():
     """Labels may hold quotes; what is no sample, and no number, is left out."""
-    found = live_sources.parsed(TEXT)
+    found = top_command.parsed(TEXT)
     assert found["triton_bundler_breaker_state", (("tier", 'redis://far:6379/"0"'),)] == 2
     assert (
         len(found),
-        live_sources.total(found, "triton_bundler_lookups_total", result="hit"),
+        top_command.total(found, "triton_bundler_lookups_total", result="hit"),
     ) == (6, 40)
 
 
@@ -136,19 +134,19 @@ def test_samples_are_read_as_they_are_written():
 )
 def test_a_url_is_an_endpoint_or_a_store(url, endpoint):
     """Of what begins with http the path decides."""
-    assert live_sources.is_endpoint(url) is endpoint
+    assert top_command.is_endpoint(url) is endpoint
 
 
 def test_what_takes_long_is_asked_seldom(monkeypatch):
     """A listing that took a second is made again after twenty."""
     clock, asked = [100.0], []
-    monkeypatch.setattr(live_sources.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(top_command.time, "monotonic", lambda: clock[0])
 
     def ask():
         asked.append(clock[0])
         clock[0] += 1
 
-    cached = live_sources._CachedAnswer(ask, 5.0)
+    cached = top_command._CachedAnswer(ask, 5.0)
     for _ in range(50):
         cached()
         clock[0] += 1
@@ -163,7 +161,7 @@ def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
         ("hits", "misses", "compiles", "compile_seconds", "seconds_saved", "bytes_fetched"), 0.0
     )
     sizes = {"bytes": 2e6, "units": 3.0, "records": 1.0, "tags": 1.0, "failures": 0.0}
-    lease = live_sources.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
+    lease = top_command.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
     left = [
         [
             SourceStatus(

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope
-from bundler.trust.seen_epochs import SeenEpochs
-from bundler.trust.signature_policy import SignaturePolicy
+from bundler.trust.signature_policy import SeenEpochs, SignaturePolicy
 from bundler.trust.signing_keys import SigningKey
 from bundler.trust.statements import BundleStatement, TagStatement
 from bundler.trust.subjects import Subject

@@ -21,7 +21,7 @@ from bundler.runtime.launch.drivers.cuda import CudaDriver
 from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.runtime.launch.drivers.driver_opening import open_driver
 from bundler.runtime.launch.drivers.hip import HipDriver
-from bundler.runtime.launch.drivers.scratch import TorchPool, scratch_for
+from bundler.runtime.launch.drivers.native_driver import TorchPool, scratch_for
 from bundler.runtime.launch.plans.plan import TensorMap
 
 BOTH = pytest.mark.parametrize("backend", ["cuda", "hip"])

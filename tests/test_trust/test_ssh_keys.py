@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import bundler
 from bundler import SigningKey
 from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
-from bundler.trust import openssh_keys
+from bundler.trust import file_signatures
 from bundler.trust.file_signatures import judge_file, trust_public_file
 from bundler.trust.trusted_keys import KeyScope
 
@@ -81,7 +81,7 @@ def test_what_ssh_keygen_makes_is_read(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert SigningKey.load(tmp_path / "id").public == openssh_keys.read_public(
+    assert SigningKey.load(tmp_path / "id").public == file_signatures.read_public(
         (tmp_path / "id.pub").read_text()
     )
 
@@ -127,7 +127,7 @@ def test_an_encrypted_key_of_openssh(tmp_path):
     )
     if done is None or done.returncode:
         pytest.skip("ssh-keygen, which makes the key, is not installed")
-    public = openssh_keys.read_public((tmp_path / "id.pub").read_text())
+    public = file_signatures.read_public((tmp_path / "id.pub").read_text())
     try:
         import bcrypt  # noqa: F401
     except ImportError:
@@ -150,9 +150,9 @@ def test_keys_of_other_types_are_refused(tmp_path):
     line = (
         other.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
     )
-    assert openssh_keys.is_public(line)
+    assert file_signatures.is_public(line)
     with pytest.raises(FormatError, match=r"ecdsa-sha2-nistp256.*ssh-keygen -t ed25519"):
-        openssh_keys.read_public(line)
+        file_signatures.read_public(line)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_keys_of_other_types_are_refused(tmp_path):
 def test_damaged_public_lines_are_typed_errors(text):
     """Also a line whose base64 is of another type than its first word."""
     with pytest.raises(FormatError, match="OpenSSH public key"):
-        openssh_keys.read_public(text)
+        file_signatures.read_public(text)
 
 
 @pytest.mark.parametrize("cut", [40, 100, 200, 300])
