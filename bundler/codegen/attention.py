@@ -145,8 +145,9 @@ def _may_change(node: fx.Node) -> bool:
     if node.op == "call_module" or isinstance(node.target, _OPAQUE):
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    # `and_` and `not_` of numbers have their line for another reason.
     in_place = name.strip("_") in _CHANGES.split() or (
-        name.endswith("_") and not name.endswith("__")
+        name.endswith("_") and not name.endswith("__") and not hasattr(operator, name)
     )
     flags = *node.args, node.kwargs.get("inplace")
     return in_place or any(flag is True for flag in flags) or node.kwargs.get("out") is not None
@@ -162,8 +163,10 @@ def _two(node: fx.Node | None, targets: set[Any]) -> tuple[fx.Node | None, fx.No
 
 
 def _once(node: Any) -> fx.Node | None:
-    """Return a node that has one reader."""
-    return node if isinstance(node, fx.Node) and len(node.users) == 1 else None
+    """Return a node whose elements one other reads; models check the sizes of scores, too."""
+    if not isinstance(node, fx.Node):
+        return None
+    return node if sum(user.target != "size" for user in node.users) == 1 else None
 
 
 def _without_dropout(node: fx.Node | None) -> fx.Node | None:

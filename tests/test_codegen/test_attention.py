@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention that is written as products and a softmax becomes torch's, where the numbers stay."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,20 @@ def test_bfloat16_is_no_further_from_the_truth_than_products_are() -> None:
     assert attention_calls(module) == 1
     assert result.dtype == torch.bfloat16
     assert (result - exact).abs().max() <= 1.5 * (products - exact).abs().max()
+
+
+def test_who_reads_sizes_alone_reads_no_weights() -> None:
+    """Models compare the sizes of scores and result with what they expect."""
+    inputs = inputs_of()
+    module = traced(scaled, inputs)
+    products = module.graph.find_nodes(op="call_function", target=torch.matmul)
+    with module.graph.inserting_after(products[0]):
+        sizes = module.graph.call_method("size", (products[0],))
+    with module.graph.inserting_after(sizes):
+        module.graph.call_function(operator.not_, (sizes,))
+    module = with_attention(module)
+    assert attention_calls(module) == 1
+    torch.testing.assert_close(run(module, inputs), scaled(*inputs))
 
 
 def test_what_is_changed_in_place_beside_it_is_changed_still() -> None:
