@@ -48,7 +48,7 @@ class _DataclassFields:
 
         kind: Any = next(kind for kind in owner.__mro__ if "__init__" in vars(kind))
         rows = [
-            (name, kind.__annotations__[name], dataclasses.field(repr=name not in kind._unshown))  # noqa: SLF001  # ours
+            (name, kind.__annotations__[name], dataclasses.field(repr=name not in kind._unshown))  # noqa: SLF001
             for name in kind.__match_args__
         ]
         made: Any = dataclasses.make_dataclass(kind.__name__, rows)

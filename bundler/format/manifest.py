@@ -71,9 +71,9 @@ class Content(Summarized, FrozenValue):
         set_fields(self, locals())
 
     def __getattr__(self, name: str) -> Any:
-        # Asked for what is not there: the kernels of a decoded manifest are made when somebody reads
-        # them.  Two threads may make them twice, which costs time; all get those that were noted
-        # first.
+        # Asked for what is not there: the kernels of a decoded manifest are made when somebody
+        # reads them.  Two threads may make them twice, which costs time; all get those that were
+        # noted first.
         fields = vars(self)
         if name != "kernels" or "_rows" not in fields:
             raise AttributeError(name)

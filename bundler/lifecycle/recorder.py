@@ -164,7 +164,8 @@ class Recording:
         whole = with_tunings(found, tunings)
         if strip is None:
             return whole
-        from bundler.format.binaries.source_stripping import (  # who strips nothing needs none of it
+        # Who strips nothing needs none of it
+        from bundler.format.binaries.source_stripping import (
             check_strip,
             strip_source,
         )

@@ -331,6 +331,13 @@ def test_running_sums_of_short_rows_are_generated(sizes, dynamic, expected):
     assert [fallback.operator for fallback in program.fallbacks] == expected
 
 
+def test_what_is_costly_is_computed_once_for_a_running_sum():
+    """Not once for each element that is summed."""
+    program = generate(lambda a: torch.rand_like(a).cumsum(1), [torch.zeros(4, 60)])
+    assert len(program.kernels) == 2
+    assert len(generate(lambda a: (a + 1).cumsum(1), [torch.zeros(4, 60)]).kernels) == 1
+
+
 def test_the_text_needs_no_torch():
     """No generated module names torch."""
     assert "torch" not in text(

@@ -100,7 +100,8 @@ def bare_start(
     ):
         kernels = _new_kernels(bundle, into, keep)
         _timed(seconds, f"{READER}: sha256 of what was read", _sha256, values)
-        dictionaries = bundle.blobs._dictionaries  # type: ignore[attr-defined]  # noqa: SLF001  # those that were fetched
+        # Those that were fetched
+        dictionaries = bundle.blobs._dictionaries  # type: ignore[attr-defined]  # noqa: SLF001
         frames = []
         for value in values:
             digest = store_layout.dictionary_of(value)

@@ -254,6 +254,7 @@ def _running(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTen
         or (size > _SHORT_RUN if reads is None else reads > _MOST_READS)
     ):
         raise call.refusal("a scan of long rows")
+    builder.mark_reuse(source, users=2)  # or each element would be computed for all behind it
 
     def up_to(indices: Indices) -> Term:
         *place, read = indices
