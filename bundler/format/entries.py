@@ -47,8 +47,9 @@ class _DataclassFields:
         import dataclasses
 
         kind: Any = next(kind for kind in owner.__mro__ if "__init__" in vars(kind))
+        unshown, types = kind._unshown, kind.__annotations__  # noqa: SLF001  # ours
         rows = [
-            (name, kind.__annotations__[name], dataclasses.field(repr=name not in kind._unshown))  # noqa: SLF001
+            (name, types[name], dataclasses.field(repr=name not in unshown))
             for name in kind.__match_args__
         ]
         made: Any = dataclasses.make_dataclass(kind.__name__, rows)

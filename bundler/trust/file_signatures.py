@@ -28,6 +28,11 @@ from bundler.trust.statements import BundleStatement, TrustLevel
 from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
 
+# Keys of OpenSSH.
+_TYPE = b"ssh-ed25519"
+_PREFIXES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-")
+_LENGTH = struct.Struct(">I")
+
 
 def judge_file(
     bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None
@@ -130,11 +135,6 @@ def _public_of(text: str) -> minisign.PublicKey:
         return minisign.read_public(text)
     raw = read_public(text)
     return minisign.PublicKey(bytes.fromhex(key_id(raw)), raw)
-
-
-_TYPE = b"ssh-ed25519"
-_PREFIXES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-")
-_LENGTH = struct.Struct(">I")
 
 
 def is_public(text: str) -> bool:

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from bundler.user_settings import SignatureSettings
 
 
+# Clocks of signers and readers may differ by so much before a statement counts as made in the
+# future.
+CLOCK_SKEW_S = 300.0
+_FIX = (
+    "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler"
+    " key trust`)"
+)
+_S = TypeVar("_S", BundleStatement, TagStatement)
 _MAX_BYTES = 16 << 10
 
 
@@ -41,12 +49,13 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class SeenEpochs:
-    """Which epoch of each tag this user has seen last, so that an old signed statement that is played
-    again is found out.
+    """Which epoch of each tag this user has seen last, so that an old signed statement that is
+    played again is found out.
 
     ::
 
-        <folder>/<sha256 of store and tag>.json   {"content": "…", "epoch": 7, "store": "…", "tag": "…"}
+        <folder>/<sha256 of store and tag>.json
+            {"content": "…", "epoch": 7, "store": "…", "tag": "…"}
 
     `check` is asked before a tag is followed, `note` when what it names was accepted.  Not
     guaranteed: who can write to the folder can make it forget, and a machine that has seen nothing
@@ -127,16 +136,6 @@ class SeenEpochs:
     def _path(self, statement: TagStatement) -> str:
         named = f"{len(statement.store)} {statement.store} {statement.tag}"
         return os.path.join(self._folder, f"{hashlib.sha256(named.encode()).hexdigest()}.json")
-
-
-# Clocks of signers and readers may differ by so much before a statement counts as made in the
-# future.
-CLOCK_SKEW_S = 300.0
-_FIX = (
-    "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler"
-    " key trust`)"
-)
-_S = TypeVar("_S", BundleStatement, TagStatement)
 
 
 class Judgement(Struct, frozen=True):

@@ -51,6 +51,21 @@ _COUNTS = ("endpoint", "hits", "/s", "misses", "/s", "hit %")
 _PROCESSES = (*_COUNTS, "compiles", "seconds", "saved", "fetched", "breakers")
 _STORES = ("store", "size", "units", "records", "tags", "failures", "leases")
 _LEASES = ("kernel", "compiled by", "left", "store")
+_TIMEOUT_S = 2.0
+# Thousands of samples; an address that sends more is none of ours.
+MOST_BYTES = 4 * 1024 * 1024
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL = re.compile(r'(?P<name>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+Labels = tuple[tuple[str, str], ...]
+_Samples = dict[tuple[str, Labels], float]
+T = TypeVar("T")
+# A listing that takes a second is made every twenty.
+REST = 20
+STATS_EVERY_S = 30.0
+MOST_LEASES = 100
+_PREFIX = "triton_bundler_"
 
 
 @command(
@@ -194,23 +209,6 @@ def _lines(status: SourceStatus) -> Iterator[str]:
         yield (
             f"  {kernel_of(lease) or 'a kernel'} is compiled by {lease.holder or 'somebody'}{left}"
         )
-
-
-_TIMEOUT_S = 2.0
-# Thousands of samples; an address that sends more is none of ours.
-MOST_BYTES = 4 * 1024 * 1024
-_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
-_LABEL = re.compile(r'(?P<name>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(r"\\(.)")
-
-Labels = tuple[tuple[str, str], ...]
-_Samples = dict[tuple[str, Labels], float]
-T = TypeVar("T")
-# A listing that takes a second is made every twenty.
-REST = 20
-STATS_EVERY_S = 30.0
-MOST_LEASES = 100
-_PREFIX = "triton_bundler_"
 
 
 @dataclass(frozen=True)

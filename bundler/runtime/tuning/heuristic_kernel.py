@@ -46,6 +46,11 @@ from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.argument_specs import Spec
 
 MAX_KNOWN = 4096
+MAX_GRIDS = 4096
+# Kinds of calls; Inductor makes a kernel of its own for each.
+MAX_KINDS = 256
+Args = tuple[Any, ...]
+GridOf = Callable[[Choice, Args], grids.Grid]
 _Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]
 
 
@@ -510,13 +515,6 @@ class KnownGrids:
         named = dict(zip(self._arguments, args, strict=True))
         blocks = {**named, **mine.blocks}
         return self._work(blocks, blocks)
-
-
-MAX_GRIDS = 4096
-# Kinds of calls; Inductor makes a kernel of its own for each.
-MAX_KINDS = 256
-Args = tuple[Any, ...]
-GridOf = Callable[[Choice, Args], grids.Grid]
 
 
 class RepeatedLaunches:

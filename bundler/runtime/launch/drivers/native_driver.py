@@ -29,6 +29,8 @@ from bundler.runtime.launch.plans.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, L
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
 MAX_THREADS = 0
+# Both allocators align to this; more is made by allocating more.
+_ALIGNED_BYTES = 256
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
 
@@ -516,10 +518,6 @@ class NativeDriver(ABC):
     @abstractmethod
     def _words(self, status: int) -> str:
         """Return what the driver calls a status."""
-
-
-# Both allocators align to this; more is made by allocating more.
-_ALIGNED_BYTES = 256
 
 
 class ScratchPool(Protocol):
