@@ -136,9 +136,7 @@ def main() -> int:
 
 
 def chosen(options: argparse.Namespace) -> list[Task]:
-    """Return the tasks that the command line asks for; those of a shard are spread over the
-    lists.
-    """
+    """Return the tasks that the command line asks for; each shard has as much to do."""
     kinds, modes = options.kind.split(","), options.mode.split(",")
     unknown = sorted({*kinds} - {*KINDS} | {*modes} - {*MODES})
     if unknown:
@@ -154,6 +152,8 @@ def chosen(options: argparse.Namespace) -> list[Task]:
                 f" {', '.join(sorted({name for _, name, _ in tasks}))}"
             )
         tasks = [task for task in tasks if task[1] in options.only]
+    took = _seconds_before()
+    tasks.sort(key=lambda task: -took.get(key(task), 0.0))
     part, parts = (int(one) for one in options.shard.split("/"))
     return tasks[part - 1 :: parts]
 
