@@ -115,6 +115,15 @@ def test_small_gradients_are_judged_on_their_own_scale():
     assert len(wrong(ours, eager, exact, 1e-2)) == 1
 
 
+def test_scaling_does_not_round_two_sides_apart():
+    """A loss halfway between two numbers of bfloat16: whoever takes the other one is as near."""
+    low, high = torch.tensor(0.69140625).bfloat16(), torch.tensor(0.6953125).bfloat16()
+    exact = {"loss": (low.double() + high.double()) / 2 - 1e-9}
+    assert wrong({"loss": low}, {"loss": high}, exact, 1e-3) == []
+    assert wrong({"loss": high}, {"loss": low}, exact, 1e-3) == []
+    assert len(wrong({"loss": high + 0.01}, {"loss": low}, exact, 1e-3)) == 1
+
+
 def test_gradients_that_are_zero_but_for_rounding_are_right():
     """The gradient of a bias that softmax cancels is rounding: it is judged on the scale of the
     others.
@@ -229,6 +238,26 @@ def test_a_crash_and_a_hang_are_each_a_model_that_raises(
     found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor=False)
     assert found["status"] == "raises"
     assert words in found["error"]
+
+
+@pytest.mark.usefixtures("begun")
+def test_an_answer_counts_though_what_inductor_calls_takes_too_long(monkeypatch, tmp_path):
+    """Ours is noted before Inductor begins, whose count may then be had by itself."""
+    (tmp_path / "slow_peer.py").write_text(
+        "import time\n"
+        "from tools.codegen import model_process\n"
+        "def judged(*_):\n"
+        "    yield {'status': 'right'}\n"
+        "    time.sleep(60)\n"
+        "def main():\n"
+        "    model_process.judged = judged\n"
+        "    return model_process.main()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(models, "_OF_LIBRARIES", "slow_peer")
+    found = models.judged(("timm", "vgg", "training"), "cpu", 5.0, inductor="too")
+    assert found["status"] == "right"
+    assert "inductor" not in found
 
 
 def test_a_run_goes_on_where_it_was_and_begins_anew_for_other_sources(monkeypatch, tmp_path):

@@ -5,11 +5,13 @@ which torch has as `torch._dynamo.utils.same`.
 A tensor is the float64 reference rounded to its type, or close within a tolerance, or its distance
 from a float64 reference is no more than twice or three times eager's own.  In one way this is
 stricter than the dashboard: the tolerance is absolute there, so gradients under 0.01 pass whatever
-they are.  Here a small tensor is divided by its own scale first.
+they are.  Here a small tensor is divided by its own scale first: down to a power of two, since
+any other division rounds, and may round the two sides apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -89,7 +91,7 @@ def _problem(
         # no number of this type is nearer; a scalar of eager mode may be there by luck, and leave
         # others no room
         return ""
-    scale = min(1.0, max(_scale(exact), least)) or 1.0
+    scale = 2.0 ** math.floor(math.log2(min(1.0, max(_scale(exact), least)) or 1.0))
     messages: list[str] = []
     close = same(
         eager / scale,

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +40,31 @@ _LISTED = 8
 _NUDGED, _AT_STEPS = 3, 6
 
 
-def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Found:
-    """Return what is known of a model: `status` is right, wrong, raises, absent (not in this
-    release) or broken (eager mode fails); what Inductor calls, where it is `too` or `only`.
+def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Iterator[Found]:
+    """Yield what is known of a model: `status` is right, wrong, raises, absent (not in this
+    release) or broken (eager mode fails).  Then the same with what Inductor calls, where it is
+    `too`; where it is `only`, that alone.
     """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
         subject = Subject(models, name, mode, device)
         if inductor == "only":
-            return {"status": "", "inductor": _inductor(subject)}
+            yield {"status": "", "inductor": _inductor(subject)}
+            return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:
-        return {"status": "absent", "error": str(error)}
+        yield {"status": "absent", "error": str(error)}
+        return
     except Exception as error:  # noqa: BLE001  # whatever is raised says that the list is wrong
-        return {"status": "broken", **told(error)}
+        yield {"status": "broken", **told(error)}
+        return
     if any(one.isnan().any() for results in eager for one in results.values()):
-        return {"status": "broken", "error": "eager mode has a NaN"}
+        yield {"status": "broken", "error": "eager mode has a NaN"}
+        return
     found = _ours(subject, eager, exact, models.tolerance(name, mode))
-    return found | ({"inductor": _inductor(subject)} if inductor == "too" else {})
+    yield found
+    if inductor == "too":
+        yield found | {"inductor": _inductor(subject)}
 
 
 class Subject:
@@ -346,11 +353,13 @@ def prepared() -> None:
 
 
 def main() -> int:
-    """Judge one model."""
+    """Judge one model; an answer stands in the file before Inductor, which takes long, has begun."""
     library, name, mode, device, path, inductor = sys.argv[1:]
     prepared()
-    found = judged(library, name, mode, device, inductor)
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+    partial = Path(path).with_suffix(".partial")
+    for found in judged(library, name, mode, device, inductor):
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(path)
     return 0
 
 
