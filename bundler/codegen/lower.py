@@ -49,6 +49,7 @@ _SHAPES = frozenset(
 )
 # By its schema the result is new memory; in fact it shares that of its argument.
 _UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})  # noqa: SLF001
+_SAME = frozenset({torch.ops.aten.alias.default, torch.ops.aten.detach.default})
 # Checks of what tracing fixed already, so every call of the program fulfils them.
 _CHECKED_IN_TRACING = frozenset({torch.ops.aten._assert_tensor_metadata})  # noqa: SLF001
 # Triton compiles wider loads for addresses that are multiples of this.
@@ -300,6 +301,9 @@ class _Reader:
         if not node.target._schema.returns:  # noqa: SLF001
             return self._checked(node.target, node.args, node.kwargs)
         value, builder = node.meta.get("val"), self._graph.builder
+        constant = self._copied_for_caller(node)
+        if constant is not None:
+            return constant
         single = not isinstance(value, (list, tuple))
         if single and not isinstance(value, torch.Tensor):
             raise UnsupportedOperator(
@@ -323,6 +327,25 @@ class _Reader:
             builder.mark_reuse(tensor, len(node.users))
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
+
+    def _copied_for_caller(self, node: fx.Node) -> LazyTensor | None:
+        """Return the constant on the host whose copy a node is, where that is a result of its own
+        and nothing else reads it; None for any other node.
+        """
+        made = node
+        while made.target in _SAME:
+            made = made.args[0]
+        if made.target is not torch.ops.aten.lift_fresh_copy.default:
+            return None
+        last = made
+        while len(last.users) == 1 and next(iter(last.users)).target in _SAME:
+            last = next(iter(last.users))
+        held, results = made.args[0], node.graph.output_node()
+        if held.op != "get_attr" or _is_changed(held) or [*last.users] != [results]:
+            return None
+        found = self._tensor(held)
+        once = tree_leaves(results.args[0]).count(last) == 1
+        return found if once and found is not None and found.host is not None else None
 
     def _checked(self, target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Call an operator without results, which raises where values are not as it asks."""
@@ -546,7 +569,8 @@ class _Reader:
 
     def _finish(self, node: fx.Node) -> None:
         builder = self._graph.builder
-        values = [self._argument(item) for item in tree_leaves(node.args[0])]
+        results = tree_leaves(node.args[0])
+        values = [self._argument(item) for item in results]
         # Inputs are changed last. What still reads an old value is computed into a buffer first.
         changed = {buffer for buffer, _ in self._mutations}
         for buffer, value in self._mutations:
@@ -557,6 +581,11 @@ class _Reader:
             self._returned(place, changed) or self._output(value, changed)
             for place, value in enumerate(values)
         ]
+        for place, item in enumerate(results):
+            output = self._graph.outputs[place]
+            copied = isinstance(item, fx.Node) and self._copied_for_caller(item) is not None
+            if copied and isinstance(output, Reference):
+                self._graph.outputs[place] = replace(output, fresh=True)
         self._graph.changed = frozenset(changed)
         for (buffer, value), source in zip(self._mutations, held, strict=True):
             if builder.buffers[buffer].layout.device or (value.host is not None and value.sizes):

@@ -172,6 +172,7 @@ class Program:
 
         A tensor is copied that lies elsewhere than torch traced: an input at no multiple of 16
         bytes, or the result of a called operator with other strides, or in an argument's memory.
+        So is a constant on the host that is a result.
         """
         return self._runner.copies
 

@@ -325,7 +325,8 @@ class _Scheduler:
 
     def _output(self, item: Any) -> Output:
         if isinstance(item, Reference):
-            return Output(self._memory(item.buffer), self._seen(item))
+            seen = self._spec(item.layout) if item.fresh else self._seen(item)
+            return Output(self._memory(item.buffer), seen, fresh=item.fresh)
         return Output(None, size=None if item is None else size_text(item))
 
     def _spec(self, layout: TensorLayout) -> TensorSpec:

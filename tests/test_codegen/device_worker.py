@@ -81,4 +81,20 @@ given = torch.randn(2, 3, 4, 4)
 found = run(program, [given])
 if difference := differs([*found, *norm.buffers()], [eager(given), *eager.buffers()]):
     wrong["batch norm"] = difference
+# A constant that the function returns is the caller's own copy each time, and nothing is called.
+program = generate(
+    lambda x: (x + 1, torch.tensor(2.5), torch.tensor([1, 2])),
+    [torch.randn(5, 4)],
+    device="cuda",
+    options=options,
+)
+given = torch.randn(5, 4)
+for _ in range(2):
+    found = run(program, [given])
+    if difference := differs(found, (given + 1, torch.tensor(2.5), torch.tensor([1, 2]))):
+        wrong["returned constants"] = difference
+    found[1].add_(1)
+    found[2].add_(1)
+if program.fallbacks:
+    wrong["returned constants"] = str(program.fallbacks)
 print(json.dumps({"cases": len(CASES) + 1, "wrong": wrong}))

@@ -63,6 +63,7 @@ PLAN = ProgramPlan(
         Output("buf1"),
         Output("arg0", TensorSpec("float32", (3, 8), (8, 1))),
         Output(None, size="ks1 + 1"),
+        Output("arg0", TensorSpec("float32", (8, 4), (4, 1)), fresh=True),
     ),
     {
         "kernel": KernelEntry(
@@ -93,6 +94,7 @@ STEPS, BIG = "steps", 1 << 62
 HOSTILE = {
     "a buffer that is not there": ((STEPS, 1, 1, "arguments", 0), "@other", "buffer that is there"),
     "a buffer that is gone": (("outputs", 0, "buffer"), "buf0", "buffer that is there"),
+    "a copy without a spec": (("outputs", 0, "fresh"), True, "the spec of a copy"),
     "a name twice": ((STEPS, 0, 1, "name"), "arg0", "new name"),
     "a name that is code": ((STEPS, 0, 1, "name"), "__import__('os')", "plain name"),
     "a size that is code": (

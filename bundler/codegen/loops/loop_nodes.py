@@ -179,11 +179,13 @@ class Reference:
         layout: where the elements are in it.
         view: a result that is another tensor than the one that was made in the buffer, and shares
             its memory.
+        fresh: a result that is a copy, new in each call.
     """
 
     buffer: str
     layout: TensorLayout
     view: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

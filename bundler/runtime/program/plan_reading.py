@@ -120,9 +120,7 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         tuple(map(_input, data["inputs"])),
         {str(name): (int(place[0]), int(place[1])) for name, place in data["sizes"].items()},
         tuple(_step(kind, item) for kind, item in data["steps"]),
-        tuple(
-            Output(item["buffer"], _spec(item["spec"]), item["size"]) for item in data["outputs"]
-        ),
+        tuple(map(_output, data["outputs"])),
         {str(name): _kernel(item) for name, item in data["kernels"].items()},
         tuple(map(str, data["constants"])),
         {str(size): int(most) for size, most in data.get("limits", {}).items()},
@@ -137,6 +135,10 @@ def _input(data: Mapping[str, Any]) -> Input:
     if number is not None and not isinstance(number, (bool, int, float)):
         raise TypeError(f"a number is a plain one, got {number!r:.80}")
     return Input(str(data["name"]), _spec(data["spec"]), aligned, changed, number)
+
+
+def _output(data: Mapping[str, Any]) -> Output:
+    return Output(data["buffer"], _spec(data["spec"]), data["size"], bool(data.get("fresh", False)))
 
 
 def _spec(data: Any) -> TensorSpec | None:
@@ -364,6 +366,9 @@ class _PlanCheck:
             base = self._used(output.buffer)
             if output.spec is not None:
                 self._view(base, output.spec)
+            self._demand(
+                output.spec is not None or not output.fresh, "the spec of a copy", output.spec
+            )
         elif output.size is not None:
             self._expression(output.size, least=-_LARGEST - 1)
 

@@ -162,11 +162,12 @@ class KernelEntry:
 
 @dataclass(frozen=True)
 class Output:
-    """One result: a buffer seen through a spec, a size, or nothing."""
+    """One result: a buffer seen through a spec, or a fresh copy of it, a size, or nothing."""
 
     buffer: str | None
     spec: TensorSpec | None = None
     size: Size | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,8 @@ class ProgramRunner:
             if output.spec is None:
                 return tensor
             shape, strides = _shape(output.spec, sizes)
+            if output.fresh:
+                return self._copied(tensor, shape, strides)
             return self._memory.view(tensor, shape, strides, evaluate(output.spec.offset, sizes))
         return None if output.size is None else _number(output.size, sizes)
 
