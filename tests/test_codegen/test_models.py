@@ -280,7 +280,7 @@ def test_a_run_goes_on_where_it_was_and_begins_anew_for_other_sources(monkeypatc
     assert models.merged([saved, saved])["models"] == saved["models"]
     with pytest.raises(SystemExit, match="same sources"):
         models.merged([saved, {**saved, "sources": "others"}])
-    monkeypatch.setattr(models, "_sources", lambda: "others")
+    monkeypatch.setattr(models, "sources", lambda: "others")
     begun = models.begun(path, "cpu")
     assert begun["models"] == {}
     assert begun["inductor"] == saved["inductor"]

@@ -216,3 +216,21 @@ def test_shards_draw_all_seeds_and_are_merged():
     assert whole["counts"] == {"programs": 10, "right": 8}
     assert whole["kinds"] == {"strides": 1, "raises": 1}
     assert [row["ok"] for row in random_programs.rows(whole, 0)] == [False, True]
+
+
+def test_answers_of_a_journal_are_not_asked_for_again(tmp_path):
+    """What a run noted is kept by the next one, but for a line that was not written whole; what has
+    no answer in the time that there was is late.
+    """
+    from tools.codegen import random_programs
+
+    tasks, journal = random_programs._tasks(0, 10, 1, 1, small=True), tmp_path / "journal"
+    answer = {"counts": {"programs": 5, "right": 4}, "wrong": {"3": ["strides: (4, 1)", ""]}}
+    noted = [json.dumps({"task": task, **answer}) for task in tasks]
+    journal.write_text(f"{noted[0]}\n{noted[1][:-4]}")
+    found = random_programs.run(tasks, 1, 0.0, journal)
+    assert (found["counts"], found["late"]) == ({"programs": 5, "right": 4}, [[5, 5]])
+    assert [*found["wrong"]] == ["3"]
+    journal.write_text("\n".join(noted))
+    found = random_programs.run(tasks, 1, 0.0, journal)
+    assert (found["counts"]["programs"], found["late"], [*found["wrong"]]) == (10, [], ["3"])

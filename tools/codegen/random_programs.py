@@ -14,7 +14,8 @@ sorts, norms, views, in-place changes, gradients, sizes.
 
 The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes
 smaller: numbers by the rule of TorchInductor's dashboard against float64, dtype, sizes, strides and
-shared memory as eager's.  A failure is printed as Python text, as small as it gets.
+shared memory as eager's.  A failure is printed as Python text, as small as it gets.  Answers are
+noted in a journal beside the result as they come; `--resume` asks for the others.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ NAME = "codegen-random-programs"
 LEAST = 5000
 # Seeds that one answer is about: a process that dies takes no more with it.
 _CHUNK = 5
+# Progress is told so often.
+_TOLD_S = 20.0
 Found = dict[str, Any]
 
 
@@ -43,7 +46,7 @@ def main() -> int:
     """Run all seeds of a shard; 1 when something is wrong."""
     line = parser(
         __doc__,
-        "first shard device seconds processes results drawn-candidates check",
+        "first shard device seconds processes results drawn-candidates resume check",
         device="cuda",
         seconds=500.0,
         processes=os.cpu_count() or 1,
@@ -60,16 +63,19 @@ def main() -> int:
         whole = merged([json.loads(path.read_text()) for path in shards])
         return _save(name, whole, options.results, LEAST)
     number, of = map(int, options.shard.split("/"))
+    name += f".shard-{number}-of-{of}" if of > 1 else ""
     tasks = _tasks(options.first, options.count, number, of, small=not options.no_smaller)
     os.environ["CODEGEN_BENCH_DEVICE"] = options.device
     if options.drawn_candidates:
         os.environ[ASKED] = "1"
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    result = run(tasks, options.processes, options.seconds)
-    if of > 1:
-        return _save(f"{name}.shard-{number}-of-{of}", result, options.results, 0)
-    return _save(name, result, options.results, LEAST)
+    options.results.mkdir(parents=True, exist_ok=True)
+    journal = options.results / f"{name}.journal"
+    if not options.resume:
+        journal.unlink(missing_ok=True)
+    result = run(tasks, options.processes, options.seconds, journal)
+    return _save(name, result, options.results, 0 if of > 1 else LEAST)
 
 
 def _save(name: str, result: Found, folder: Path, least: int) -> int:
@@ -85,38 +91,65 @@ def _tasks(
     return [(seed, min(_CHUNK, first + count - seed), small) for seed in chunks]
 
 
-def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float) -> Found:
-    """Return how many programs were right, and what is wrong with the others, by seed."""
-    started = time.monotonic()
-    counts: collections.Counter[str] = collections.Counter()
-    wrong: dict[str, Any] = {}
+def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, journal: Path) -> Found:
+    """Return how many programs were right, and what is wrong with the others, by seed; tasks that
+    the journal has an answer for are not asked again.
+    """
+    started = told = time.monotonic()
+    answers = _read(journal)
+    waiting = [task for task in tasks if task not in answers]
 
-    def tell(task: tuple[int, int, bool], answer: Answer) -> None:
-        counts.update(answer.get("counts", {}))
-        found = answer.get("wrong", {})
-        if "error" in answer:
-            found = {f"{task[0]} to {task[0] + task[1] - 1}": [answer["error"], ""]}
-        for seed, (problem, text) in found.items():
-            wrong[seed] = [problem, text]
+    def tell(task: Any, answer: Answer) -> None:
+        nonlocal told
+        answers[task] = answer
+        with journal.open("a") as file:
+            file.write(json.dumps({"task": task, **answer}) + "\n")
+        for seed, (problem, text) in _wrong(task, answer).items():
             print(
                 f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True
             )
+        if time.monotonic() - told > _TOLD_S:
+            told = time.monotonic()
+            print(
+                f"{told - started:6.1f} s  {len(answers)} of {len(tasks)} answers, {_CHUNK}"
+                " programs each",
+                flush=True,
+            )
 
-    pool = WorkerPool(
-        "tools.codegen.random_program_sides", min(processes, len(tasks)), renewed=True
-    )
-    try:
-        answers = pool.answers("compare", tasks, seconds, tell)
-    finally:
-        pool.close()
-    late = [list(task[:2]) for task in tasks if "not done" in answers[task].get("error", "")]
+    if waiting:
+        pool = WorkerPool(
+            "tools.codegen.random_program_sides", min(processes, len(waiting)), renewed=True
+        )
+        try:
+            pool.answers("compare", waiting, seconds, tell)
+        finally:
+            pool.close()
+    counts: collections.Counter[str] = collections.Counter()
+    wrong: dict[str, Any] = {}
+    for task in tasks:
+        counts.update(answers.get(task, {}).get("counts", {}))
+        wrong |= _wrong(task, answers.get(task, {}))
     return {
         "counts": dict(counts),
         "wrong": wrong,
-        "late": late,
+        "late": [list(task[:2]) for task in tasks if task not in answers],
         "kinds": kinds(wrong),
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def _read(journal: Path) -> dict[Any, Answer]:
+    """Return the answers that a journal has; a line that was not written whole is none."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return {tuple(one.pop("task")): one for one in found}
+
+
+def _wrong(task: tuple[int, int, bool], answer: Answer) -> dict[str, Any]:
+    if "error" in answer:
+        return {f"{task[0]} to {task[0] + task[1] - 1}": [answer["error"], ""]}
+    found: dict[str, Any] = answer.get("wrong", {})
+    return found
 
 
 def kinds(wrong: Found) -> dict[str, int]:

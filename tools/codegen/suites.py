@@ -7,6 +7,8 @@ wrong or raised, beside eager torch.
     python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out FILE --resume
     python -m tools.codegen suites --only 'op_db/ldexp/*'
         one operator
+    python -m tools.codegen suites --device cuda --merge JOURNAL JOURNAL --out FILE
+        one result of several
 
 A case is named suite/operator/dtype/mode/sample (`suite_cases`), is judged by `suite_judge`, and
 runs in a process that may crash or hang, which is one `raises`.  Where there is no network,
@@ -15,7 +17,7 @@ PYTHONPATH=FOLDER.
 
 `--out FILE` notes each verdict in FILE.journal as it comes, and writes FILE from all that the
 journal has: shards of one machine may be run one after another with the same FILE.  Exit status 1:
-something is wrong or raises that `suite_exceptions` does not allow.
+something is wrong or raises that `suite_exceptions` does not allow, or was not run.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ Verdicts = dict[str, Answer]
 
 
 def main() -> int:
-    """Run the cases that the options name; 1 when something is wrong or raises."""
+    """Run the cases that the options name; 1 when one is wrong, raises or was not run."""
     options = parsed()
     os.environ["CODEGEN_SUITES_DEVICE"] = options.device
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -66,6 +68,9 @@ def main() -> int:
         print(f"torch's lists cannot be imported: {error}; install the package that is missing")
         return 2
     chosen = [case for case in cases if _chosen(case, options)]
+    if options.merge:
+        verdicts = {name: one for path in options.merge for name, one in _read(path).items()}
+        return _told(summary(verdicts, skipped, _left(chosen, verdicts)), options)
     journal = Path(f"{options.out}.journal") if options.out else None
     keeps = options.resume or options.again
     verdicts = _read(journal) if journal and keeps else {}
@@ -75,13 +80,17 @@ def main() -> int:
     if journal and not keeps:
         journal.unlink(missing_ok=True)
     verdicts |= run(tasks, options, journal)
-    result = summary(verdicts, skipped, _left(chosen, verdicts))
+    return _told(summary(verdicts, skipped, _left(chosen, verdicts)), options)
+
+
+def _told(result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Save and print a result; 1 when something is wrong, raises or was not run."""
     if options.out:
         options.out.write_text(
             json.dumps({**measurement.facts(), **result}, indent=1, sort_keys=True) + "\n"
         )
     print(table(result))
-    return 1 if result["wrong"] or result["raises"] else 0
+    return 1 if result["wrong"] or result["raises"] or result["not_run"] else 0
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -97,6 +106,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     line.add_argument("--each", type=float, default=_EACH_S, help="seconds that a case may take")
     line.add_argument("--out", type=Path, help="file for the result")
     line.add_argument("--shard", default="1/1", type=_shard, metavar="I/N", help="a part of all")
+    line.add_argument(
+        "--merge", nargs="+", type=Path, metavar="JOURNAL", help="run nothing; put these together"
+    )
     return line.parse_args(arguments)
 
 

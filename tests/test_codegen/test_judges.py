@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All judges at once: shards over GPUs and processors, and one result of each judge."""
+
+import json
+import os
+import sys
+
+from tools.codegen import judges, models
+
+
+def test_processors_are_divided_among_gpus(tmp_path):
+    """Each processor belongs to one GPU; with fewer than GPUs, each has all of them."""
+    here = sorted(os.sched_getaffinity(0))
+    for count in (1, len(here)):
+        shards = judges.divided(count, tmp_path, 1.0)
+        assert sorted(one for shard in shards for one in shard.processors) == here
+        assert [(shard.number, shard.of) for shard in shards] == [
+            (number, count) for number in range(1, count + 1)
+        ]
+    more = judges.divided(len(here) + 1, tmp_path, 1.0)
+    assert all(shard.processors for shard in more)
+
+
+def test_a_run_without_time_says_what_was_not_run_and_the_next_goes_on(
+    monkeypatch, tmp_path, capfd
+):
+    """A judge that has not asked everything is not at zero; answers that lie there are kept."""
+    folder = tmp_path / f"{models.sources()}-1"
+    folder.mkdir()
+    verdict = {"case": "op_db/abs/float32/plain/0", "outcome": "right", "why": ""}
+    (folder / "suites.1.json.journal").write_text(json.dumps(verdict) + "\n")
+    line = ["judges", "--device", "cpu", "--judge", "suites", "--seconds", "0"]
+    monkeypatch.setattr(sys, "argv", [*line, "--results", str(tmp_path)])
+    assert judges.main() == 1
+    assert "not run in the time that there was" in capfd.readouterr().out
+    result = json.loads((folder / "codegen-suites-cpu.json").read_text())
+    assert result["counts"]["op_db"]["right"] == 1
+    assert result["not_run"] > 1000
