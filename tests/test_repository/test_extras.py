@@ -119,7 +119,7 @@ def test_a_release_is_tried_by_its_minor_number(release, expected):
 def test_the_install_line_of_the_readme_is_enough_for_its_sections(extra, section):
     """What README.md shows works after its line for pip."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    line = re.search(r"pip install '\.\[([\w,]+)\]'.*'triton-bundler\[([\w,]+)\]'", text)
+    line = re.search(r"pip install '\.\[([\w,]+)\]'.*\n.*'triton-bundler\[([\w,]+)\]'", text)
     assert section in text
     assert [extra in named.split(",") for named in line.groups()] == [True, True]
 
