@@ -237,6 +237,21 @@ def running_sums(mask, a):
     )
 
 
+@case(lambda: (seeded(5, 33), torch.tensor([[2, 3, 3, 1], [-5, -5, -7, -5]])))
+def running_extremes(a, whole):
+    """Of equal numbers the place of the last; NaN and infinities, and the least number there is."""
+    odd = torch.where(a > 1.2, float("nan"), torch.where(a < -1, float("-inf"), a.round()))
+    least = torch.full_like(whole, torch.iinfo(torch.int64).min)
+    return (
+        *odd.cummax(1),
+        *odd.cummin(0),
+        *whole.cummax(1),
+        *least.cummax(-1),
+        (a.exp() * 90).logcumsumexp(1),
+        odd.bfloat16().logcumsumexp(0).relu(),
+    )
+
+
 @case(lambda: (seeded(1), seeded(2), seeded(3)), kernels=1)
 def one_value_in_rows(a, b, c):
     spread = a.expand(3).unsqueeze(1)

@@ -331,6 +331,17 @@ def test_running_sums_of_short_rows_are_generated(sizes, dynamic, expected):
     assert [fallback.operator for fallback in program.fallbacks] == expected
 
 
+@pytest.mark.parametrize("name", ["cummax", "cummin", "logcumsumexp"])
+def test_other_scans_of_short_rows_are_generated(name):
+    """They compile for GPUs of both makers; long rows are torch's."""
+    function = getattr(torch, name)
+    program = generate(lambda a: function(a, 1), [torch.zeros(6, 100)])
+    assert not program.fallbacks
+    assert program.build(["cuda:90", "hip:gfx942"]).kernels
+    long = generate(lambda a: function(a, 1), [torch.zeros(6, 1025)])
+    assert [fallback.operator for fallback in long.fallbacks] == [f"aten.{name}.default"]
+
+
 def test_what_is_costly_is_computed_once_for_a_running_sum():
     """Not once for each element that is summed."""
     program = generate(lambda a: torch.rand_like(a).cumsum(1), [torch.zeros(4, 60)])

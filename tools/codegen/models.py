@@ -20,8 +20,7 @@ Each model runs in a process of its own, `model_process`, and has to be right: t
 inference in bfloat16, training in float32 with all gradients.  `cases` are uses that are no model
 of a list: autocast, dropout, checkpoints, `generate`.  Exit status 1 when something is wrong,
 raises, runs as torch has it, breaks the graph more often than with Inductor, or calls more
-operators than Inductor does, sorts, lists of tensors and scans excepted, but for running sums and
-products.
+operators than Inductor does, sorts and lists of tensors excepted.
 """
 
 from __future__ import annotations
@@ -76,11 +75,9 @@ LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
 _NAME = "codegen-models"
 # The least number of architectures of each library.
 _LEAST = 40
-# Operators that are not counted: most scans, sorts and lists of tensors are called here, and
-# Inductor generates some of them.
-_EXCEPTED = re.compile(
-    r"cum(max|min)|logcumsumexp|sort|topk|kthvalue|median|unique|_foreach_|_fused_"
-)
+# Operators that are not counted: sorts and lists of tensors are called here, and Inductor generates
+# some of them.
+_EXCEPTED = re.compile(r"sort|topk|kthvalue|median|unique|_foreach_|_fused_")
 
 
 def main() -> int:

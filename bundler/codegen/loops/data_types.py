@@ -13,6 +13,7 @@ are only moved and converted: they have no arithmetic.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -102,6 +103,16 @@ _ELEMENTS_PER_THREAD = {
     "float8_e5m2": 4,
     "float8_e5m2fnuz": 4,
 }
+
+
+def least_and_most(name: str) -> tuple[float, float]:
+    """Return the least and the greatest number of a dtype: of floats the infinities."""
+    row = data_type(name)
+    if row.kind is NumberKind.FLOAT:
+        return -math.inf, math.inf
+    signed = row.kind is NumberKind.SIGNED
+    span = 2 ** (row.bits - signed)
+    return -span if signed else 0, span - 1
 
 
 def data_type(name: str) -> DataType:

@@ -17,7 +17,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.loops.data_types import NumberKind, data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type, least_and_most
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_terms import Term
@@ -168,14 +168,7 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
     """Write a pool of maxima with the index of each: the first of equal ones, and the last NaN."""
     source, pool, dtype = call.arguments["self"], builder.pool, call.dtype
     window, sizes = _window(call, rank), list(source.sizes[-rank:])
-    row = data_type(dtype)
-    least = (
-        -math.inf
-        if row.kind is NumberKind.FLOAT
-        else -(2 ** (row.bits - 1))
-        if row.kind is NumberKind.SIGNED
-        else 0
-    )
+    least, _ = least_and_most(dtype)
     whole = not call.arguments.get("ceil_mode", False) and not any(window.padding)
 
     def both(indices: Indices) -> tuple[Term, Term]:

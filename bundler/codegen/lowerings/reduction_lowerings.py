@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from bundler.codegen.loops.data_types import least_and_most
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_nodes import numel
 from bundler.codegen.loops.loop_terms import Term
@@ -236,15 +237,79 @@ def _var_mean(builder: GraphBuilder, call: OperatorCall) -> Results:
 
 
 def _running(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
-    """Write a running sum or product of short rows: each element is the reduction of those of its
-    row up to it.
+    """Write a running sum or product: each element is the reduction of those of its row up to
+    it.
     """
+    wide = _accumulated(call.dtype)
+    source = cast(builder, _source(call), wide)
+    if not source.sizes:
+        return cast(builder, source, call.dtype)
+    dim = _scanned(builder, call, source)
+    rows = _up_to(builder, source, dim, _IDENTITIES[kind])
+    return cast(builder, _last_reduced(builder, call, kind, rows), call.dtype)
+
+
+def _running_extremum(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> Results:
+    """Write `cummax` and `cummin`: the extreme of a row up to each element, and where it was last
+    seen.
+    """
+    source = _comparable(builder, _source(call))
+    if not source.sizes:
+        zero = mapped(builder, source, "int64", lambda _: builder.pool.constant(0, "int64"))
+        return cast(builder, source, call.dtype), zero
+    dim, pool = _scanned(builder, call, source), builder.pool
+    least, most = least_and_most(source.dtype)
+    worst = least if kind == "max" else most
+    # Of equals the reduction takes the first, and torch the last: rows are read from their end.
+    rows = _up_to(builder, source, dim, worst, backwards=True)
+    value = _last_reduced(builder, call, kind, rows)
+    place = _last_reduced(builder, call, f"arg{kind}", rows, "int64")
+    last = source.sizes[dim] - 1
+
+    def seen(indices: Indices) -> Term:
+        found = pool.operate("sub", pool.index(last), place.at(indices), dtype="int64")
+        # Where all are as bad as what stands for the elements behind, it is the element itself.
+        return pool.operate("minimum", found, pool.index(indices[dim]), dtype="int64")
+
+    index = builder.lazy(source.sizes, "int64", seen, place.origins)
+    return cast(builder, value, call.dtype), index
+
+
+def _running_log(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
+    """Write `logcumsumexp`, as torch does: a sum of powers of e beside the greatest one so far."""
     pool, wide = builder.pool, _accumulated(call.dtype)
     source = cast(builder, _source(call), wide)
-    rank = len(source.sizes)
-    if not rank:
+    if not source.sizes:
         return cast(builder, source, call.dtype)
-    (dim,) = _dims(call, rank)
+    dim = _scanned(builder, call, source)
+    greatest = _last_reduced(builder, call, "max", _up_to(builder, source, dim, -math.inf))
+    builder.mark_reuse(greatest, users=2)
+
+    def finite(indices: Indices) -> Term:
+        """Return what powers stand beside: of an infinite one the sum is that, whatever is beside
+        it.
+        """
+        top, zero = greatest.at(indices), pool.constant(0.0, wide)
+        return pool.operate(
+            "where", pool.operate("isinf", top, dtype="bool"), zero, top, dtype=wide
+        )
+
+    def power(term: Term, here: Indices) -> Term:
+        return pool.operate("exp", pool.operate("sub", term, finite(here), dtype=wide), dtype=wide)
+
+    total = _last_reduced(builder, call, "sum", _up_to(builder, source, dim, 0.0, power))
+
+    def log(indices: Indices) -> Term:
+        found = pool.operate("log", total.at(indices), dtype=wide)
+        return pool.operate("add", found, finite(indices), dtype=wide)
+
+    made = builder.lazy(source.sizes, wide, log, total.origins)
+    return cast(builder, made, call.dtype)
+
+
+def _scanned(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> int:
+    """Return the dimension of a scan of short rows, which is generated; raises for any other."""
+    (dim,) = _dims(call, len(source.sizes))
     size, elements = source.sizes[dim], numel(source.sizes)
     reads = elements * size if elements.is_Integer else None
     if (
@@ -255,18 +320,41 @@ def _running(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTen
     ):
         raise call.refusal("a scan of long rows")
     builder.mark_reuse(source, users=2)  # or each element would be computed for all behind it
+    return dim
 
-    def up_to(indices: Indices) -> Term:
-        *place, read = indices
-        here, place[dim] = place[dim], read
+
+def _up_to(
+    builder: GraphBuilder,
+    source: LazyTensor,
+    dim: int,
+    nothing: float,
+    element: Callable[[Term, Indices], Term] = lambda term, _: term,
+    *,
+    backwards: bool = False,
+) -> LazyTensor:
+    """Return rows for each element: what is made of those of its row up to it, and `nothing` in the
+    place of those behind it; from the row's end where `backwards`.
+    """
+    pool, size = builder.pool, source.sizes[dim]
+
+    def read(indices: Indices) -> Term:
+        *here, number = indices
+        place = [*here]
+        place[dim] = size - 1 - number if backwards else number
         within = pool.operate(
-            "le", pool.index(read, "int32"), pool.index(here, "int32"), dtype="bool"
+            "le", pool.index(place[dim], "int32"), pool.index(here[dim], "int32"), dtype="bool"
         )
-        nothing = pool.constant(_IDENTITIES[kind], wide)
-        return pool.operate("where", within, source.at(place), nothing, dtype=wide)
+        made = element(source.at(tuple(place)), tuple(here))
+        other = pool.constant(nothing, source.dtype)
+        return pool.operate("where", within, made, other, dtype=source.dtype)
 
-    rows = builder.lazy((*source.sizes, size), wide, up_to, source.origins)
-    return cast(builder, reduced(builder, call, kind, rows, [rank], wide), call.dtype)
+    return builder.lazy((*source.sizes, size), source.dtype, read, source.origins)
+
+
+def _last_reduced(
+    builder: GraphBuilder, call: OperatorCall, kind: str, rows: LazyTensor, dtype: str = ""
+) -> LazyTensor:
+    return reduced(builder, call, kind, rows, [len(rows.sizes) - 1], dtype or rows.dtype)
 
 
 REDUCTIONS_BY_NAME: dict[str, Lowering] = {
@@ -279,6 +367,9 @@ REDUCTIONS_BY_NAME: dict[str, Lowering] = {
     "xor_sum": partial(_plain, kind="xor_sum"),
     "cumsum": partial(_running, kind="sum"),
     "cumprod": partial(_running, kind="prod"),
+    "cummax": partial(_running_extremum, kind="max"),
+    "cummin": partial(_running_extremum, kind="min"),
+    "logcumsumexp": _running_log,
     "mean": _mean,
     "any": _any,
     "all": _all,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import sympy
 
-from bundler.codegen.loops.data_types import NumberKind, data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type, least_and_most
 from bundler.codegen.loops.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import POINTWISE, Loop, contiguous_strides, numel
@@ -214,9 +214,7 @@ def _written_over(
     dtype = call.dtype
     _check_atomic(call, mode, dtype)
     _check_order(builder, call, mode, dtype, value)
-    row = data_type(dtype)
-    span = 2 ** (row.bits - (row.kind is NumberKind.SIGNED))
-    least, most = (-span if row.kind is NumberKind.SIGNED else 0), span - 1
+    least, most = least_and_most(dtype)
     neutral = {"atomic_add": 0, "atomic_max": least, "atomic_min": most}[mode]
     empty = builder.lazy((), dtype, lambda _: builder.pool.constant(neutral, dtype), call.origins)
     # Two kernels: every place has to hold the neutral value before the first one is added.
