@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import click
 
 import bundler
@@ -33,6 +35,10 @@ from bundler.cli.stores.store_upkeep import prune, stats
 from bundler.cli.stores.sync_command import sync
 from bundler.cli.stores.top_command import top
 from bundler.cli.stores.transfer import pull, push, tags
+from bundler.toolchain import identity, ptxas
+
+# Triton has one ptxas up to this compute capability, and another one beyond.
+_ARCH = 90
 
 
 @group(
@@ -43,7 +49,14 @@ from bundler.cli.stores.transfer import pull, push, tags
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[*TALK_OPTIONS],
 )
-@click.version_option(bundler.__version__, "--version", message="triton-bundler %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, asked: _tell_version(context) if asked else None,
+    help="Show the version, and those of Python, Triton, torch and ptxas, and exit.",
+)
 def app() -> None:
     """Pack compiled Triton kernels into one file, and put them back where the next process finds
     them.
@@ -51,6 +64,18 @@ def app() -> None:
     Exit status: 0 fine, 1 a problem was found, 2 the command was used wrongly, 130 after Ctrl-C.
     The run and capture commands end as the program that they run.
     """
+
+
+def _tell_version(context: click.Context) -> None:
+    found = {
+        "Python": platform.python_version(),
+        "Triton": identity.version_of("triton"),
+        "torch": identity.version_of("torch"),
+        "ptxas": ptxas.ptxas_version(_ARCH),
+    }
+    click.echo(f"triton-bundler {bundler.__version__}")
+    click.echo(", ".join(f"{name} {version or 'not found'}" for name, version in found.items()))
+    context.exit()
 
 
 # In the order in which a newcomer meets them.

@@ -2,6 +2,7 @@
 """The command itself: help, version, what it imports, and what it says when an extra is missing."""
 
 import json
+import platform
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 
 import bundler
 from bundler.cli.app import app
+from bundler.toolchain import identity
 
 COMMANDS = [
     "demo",
@@ -52,8 +54,14 @@ def python(code):
 
 
 def test_version(cli):
-    """--version prints name and version."""
-    assert cli("--version").stdout == f"triton-bundler {bundler.__version__}\n"
+    """--version prints name and version, and what compiles here."""
+    name, toolchain = cli("--version").stdout.splitlines()
+    assert name == f"triton-bundler {bundler.__version__}"
+    assert toolchain.startswith(f"Python {platform.python_version()}, Triton ")
+    for distribution in ("triton", "torch"):
+        version = identity.version_of(distribution) or "not found"
+        assert f", {distribution.replace('tri', 'Tri')} {version}, " in toolchain
+    assert ", ptxas " in toolchain
 
 
 def test_help_lists_the_commands(cli):
@@ -110,7 +118,8 @@ finally:
 def test_python_m_bundler_is_the_command(command):
     """`python -m bundler` is the same command."""
     done = command("--version")
-    assert (done.returncode, done.stdout) == (0, f"triton-bundler {bundler.__version__}\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"triton-bundler {bundler.__version__}\n")
 
 
 def test_a_closed_pipe_is_no_traceback():
