@@ -41,8 +41,13 @@ def lines() -> list[str]:
 def _of_name(name: str) -> Iterator[str]:
     thing = getattr(bundler, name)
     if inspect.isclass(thing):
-        bases = ", ".join(base.__name__ for base in thing.__bases__ if base is not object)
-        yield f"class {name}({bases})"
+        # Others are how it is made, and differ where a C extension is there.
+        bases = [
+            base.__name__
+            for base in thing.__bases__
+            if base.__name__ in bundler.__all__ or base.__module__ == "builtins"
+        ]
+        yield f"class {name}({', '.join(base for base in bases if base != 'object')})"
         yield from (f"{name}.{member}" for member in _members(thing))
     elif inspect.isfunction(thing):
         yield f"function {name}{_signature(thing)}"
