@@ -320,7 +320,6 @@ def _inductor(subject: Subject) -> Found:
         "kernels": calls.kernels,
         "called": dict(calls.operators.most_common()),
         "breaks": _breaks(),
-        "torch": torch.__version__,
     }
 
 

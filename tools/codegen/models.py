@@ -178,11 +178,15 @@ def begun(path: Path, device: str) -> Found:
         result = {"models": {}, "inductor": result["inductor"]}
     elif (result.get("sources"), result.get("device")) != (digest, device):
         result["models"] = {}
-    torch = importlib.metadata.version("torch")
     result["inductor"] = {
-        name: one for name, one in result["inductor"].items() if one.get("torch") == torch
+        name: one for name, one in result["inductor"].items() if one.get("torch") == _torch()
     }
     return result | {"sources": digest, "device": device}
+
+
+def _torch() -> str:
+    """Return torch's version, without importing it."""
+    return importlib.metadata.version("torch")
 
 
 def sources() -> str:
@@ -254,7 +258,7 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
                 continue
             counted = found.pop("inductor", None)
             if counted is not None:
-                result["inductor"][name] = counted
+                result["inductor"][name] = counted | {"torch": _torch()}
             if not options.inductor_only:
                 models[name] = found
             save(result, options.out)
