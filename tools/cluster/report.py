@@ -34,7 +34,9 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Line:
-    """A name and points with x and y above zero; `dashed` for one that was not measured."""
+    """A name and points, with x and y above zero where axes are logarithmic; `dashed` for one that
+    was not measured.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -43,14 +45,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A diagram: its title, what the axis below it counts, and its lines."""
+    """A diagram: its title, what the axis below it counts, and its lines; `linear` for axes that
+    begin at 0, and lines without a mark at each point.
+    """
 
     title: str
     below: str
     lines: Sequence[Line]
+    linear: bool = False
 
 
-def _draw(panels: Sequence[Panel]) -> str:
+def draw(panels: Sequence[Panel]) -> str:
     """Return a picture of panels side by side."""
     parts = [_HEADER.format(w=WIDTH * len(panels), h=HEIGHT)]
     for number, panel in enumerate(panels):
@@ -60,8 +65,9 @@ def _draw(panels: Sequence[Panel]) -> str:
 
 def _panel(panel: Panel) -> list[str]:
     points = [point for line in panel.lines for point in line.points]
-    across = _Axis([x for x, _ in points], _MARGIN, WIDTH - 24)
-    up = _Axis([y for _, y in points], HEIGHT - _MARGIN, _HEAD + 16 * len(panel.lines))
+    axis = _LinearAxis if panel.linear else _Axis
+    across = axis([x for x, _ in points], _MARGIN, WIDTH - 24)
+    up = axis([y for _, y in points], HEIGHT - _MARGIN, _HEAD + 16 * len(panel.lines))
     parts = [
         _text(_MARGIN, 18, panel.title, "start", "bold"),
         _text((_MARGIN + WIDTH) / 2, HEIGHT - 12, panel.below),
@@ -83,7 +89,7 @@ def _panel(panel: Panel) -> list[str]:
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
         )
-        if not line.dashed:
+        if not line.dashed and not panel.linear:
             parts += [
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places
             ]
@@ -107,6 +113,20 @@ class _Axis:
     def place(self, value: float) -> float:
         share = (math.log10(value) - self._low) / (self._high - self._low)
         return self.first + share * (self.last - self.first)
+
+
+class _LinearAxis(_Axis):
+    """Maps values to places, evenly from 0 on."""
+
+    def __init__(self, values: Sequence[float], first: float, last: float) -> None:
+        self.first, self.last = first, last
+        high = max(*values, 1e-9)
+        step = 10.0 ** math.floor(math.log10(high))
+        step /= 1 if high > 3 * step else 2 if high > 1.5 * step else 5
+        self.decades = [step * count for count in range(math.ceil(high / step) + 1)]
+
+    def place(self, value: float) -> float:
+        return self.first + value / self.decades[-1] * (self.last - self.first)
 
 
 def _stroke(x1: float, y1: float, x2: float, y2: float, color: str, more: str = "") -> str:
@@ -162,7 +182,7 @@ def plot(result: Row) -> str:
         ),
     ]
     wait = f"longest wait in s, {writing[0]['kernels']} kernels, at once"
-    return _draw(
+    return draw(
         [
             _grown("ranks", f"{warm}, {by_kernels[0]['kernels']} kernels", by_kernels),
             _grown("kernels", f"{warm}, {by_ranks[0]['ranks']} ranks", by_ranks),

@@ -57,26 +57,43 @@ class Server:
     def __init__(self, *arguments: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.port, self._password = _free_port(), secrets.token_hex(16)
+        self._arguments = arguments
+        self._process = self._started()
+        try:
+            self.admin = self._connected()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Return the number of the process."""
+        return self._process.pid
+
+    def restart(self) -> None:
+        """Kill the process and start it anew, on the same port, with what it wrote."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self.admin.close()
+        self._process = self._started()
+        self.admin = self._connected()
+
+    def _started(self) -> subprocess.Popen[bytes]:
         environment = {f"{name.upper()}_PASSWORD": self._password for name in USERS}
         environment |= {
             "PATH": os.environ["PATH"],
             "RUN_DIR": str(self.folder),
             "REDIS_SERVER": program(),
         }
-        line = ["cache.conf", "--", "--bind", "127.0.0.1", "--port", str(self.port), *arguments]
+        line = ["cache.conf", "--", "--bind", "127.0.0.1", "--port", str(self.port)]
         with open(self.folder / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                ["sh", str(DEPLOY / "start.sh"), *line],
+            return subprocess.Popen(
+                ["sh", str(DEPLOY / "start.sh"), *line, *self._arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        try:
-            self.admin = self._connected()
-        except BaseException:
-            self.stop()
-            raise
 
     def url(self, **settings: float) -> str:
         """Return the URL that ranks open, as the user who may read and write, with settings in its
