@@ -234,9 +234,7 @@ class Terminal:
         """
         typed, wanted = steps(text), steps(block.text)
         script = [step.command + f"\nprintf '\\n{END} %d\\n' $?" for step in typed]
-        printed = self._started(
-            "bash", "-uc", "set -o pipefail\n" + "\n".join(script) + f"\nexport -p >{EXPORTED}"
-        )
+        printed = self._started("bash", "-uc", "\n".join(script) + f"\nexport -p >{EXPORTED}")
         for named, real in self.addresses.items():
             # Messages show neither user nor password.
             printed = printed.replace(re.sub("//[^/@]*@", "//", real), named)
