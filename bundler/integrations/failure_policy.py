@@ -98,9 +98,11 @@ class FailurePolicy:
         first = self._tally.failed(_cause(error))
         self._warn(f"{doing}: {error}", first=first, error=error)
 
-    def warn_once(self, cause: str, message: str) -> None:
-        """Count something that is no error, and warn of it the first time."""
-        self._warn(message, first=self._tally.failed(cause))
+    def warn_once(self, cause: str, message: str, *, lost: bool = True) -> None:
+        """Count something that is no error, and warn of it the first time; `lost` says whether the
+        program has to do without something.
+        """
+        self._warn(message, first=self._tally.failed(cause), lost=lost)
 
     @staticmethod
     def warn(message: str) -> None:
@@ -111,12 +113,14 @@ class FailurePolicy:
         show(message)
 
     @staticmethod
-    def _warn(message: str, *, first: bool, error: Exception | None = None) -> None:
+    def _warn(
+        message: str, *, first: bool, error: Exception | None = None, lost: bool = True
+    ) -> None:
         """Warn the first time; later ones are for those who read logs."""
         trace = error if error is not None and not isinstance(error, BundlerError) else None
         _LOG.log(logging.WARNING if first else logging.DEBUG, "%s", message, exc_info=trace)
         if first:
-            show(f"{message}; the program goes on without it")
+            show(f"{message}; the program goes on without it" if lost else message)
 
     def unsafe(self, sentence: str) -> None:
         """Count a directory that others could have put something into, and warn of it."""

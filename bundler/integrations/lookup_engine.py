@@ -468,7 +468,7 @@ class Engine(CacheDelegate):
 
     def _moved(self, path: str, place: str) -> None:
         error = AccessDenied(f"{path} cannot be written, kernels go to {place}", path=path)
-        self.failures.warn_once("unwritable", error.message)
+        self.failures.warn_once("unwritable", error.message, lost=False)
 
 
 def _event_of(found: FoundKernel, call: CacheCall) -> SpooledEvent:
