@@ -1,22 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that pages show runs: what somebody types on the pages for newcomers, and elsewhere each
-block that says so.
+"""The code that pages show runs, and prints what they show: what somebody types on the pages for
+newcomers, and elsewhere each block that says so.
 
 A comment of HTML before a block is an order: `not run: WHY` on pages for newcomers, `run` on the
 others, `run after: CODE` where a block needs names that its page does not define.  Each page has a
-folder of its own, with the kernels and the bundle of docs/start.md.
+folder of its own, with the kernels and the bundle of docs/start.md.  Servers that a page speaks to
+at their usual ports on the loopback are real ones.
+
+What a page shows under a command is compared: `…` stands for anything in a line, alone in a line
+for any lines, and digests, sizes and times may differ.  A command under which an error is shown has
+to fail.
 """
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import registry_server
+import s3_server
+import waiting
 
 from tools.docs_site.code_blocks import PROMPT, blocks
+from tools.shared import redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWCOMERS = [
@@ -39,6 +52,13 @@ import ctypes, sys
 sys.modules |= dict.fromkeys(("torch", "triton"))
 ctypes.CDLL({library!r}, ctypes.RTLD_GLOBAL)
 """
+ANYTHING = "…"
+# Between the outputs of commands.
+END = "\x1e"
+# What differs from run to run: digests and keys, sizes and durations, and times.
+VARYING = re.compile(
+    r"\b[0-9a-f]{8,}\b…?|\b[0-9][0-9.,]* (?:[KMG]?B|ms|us|s)\b|\b[0-9]+\.[0-9]+\b|\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b"
+)
 # As long as all that a page does may take.
 LIMIT_S = 110
 DOCTEST = (
@@ -46,6 +66,47 @@ DOCTEST = (
 )
 
 pytestmark = pytest.mark.slow
+
+
+def answers(port):
+    """Whether somebody listens on a port of the loopback."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+@contextmanager
+def redis():
+    """Run a Redis server while the block runs; yields its address."""
+    port = s3_server.free_port()
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    process = subprocess.Popen([redis_server.program(), *words], stdout=subprocess.DEVNULL)
+    try:
+        waiting.until(lambda: answers(port), "the Redis server does not listen")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def s3():
+    """Run an S3 server with a bucket `kernel-cache` while the block runs; yields its address."""
+    with s3_server.running() as endpoint:
+        made = urllib.request.Request(f"{endpoint}/kernel-cache", method="PUT")
+        urllib.request.urlopen(made, timeout=30).close()
+        yield endpoint.removeprefix("http://")
+
+
+@contextmanager
+def registry():
+    """Run a registry of containers while the block runs; yields its address."""
+    with registry_server.SmallRegistry().serving() as server:
+        yield server.host
+
+
+# By the address that a page has for one of the reader's.
+SERVERS = {"127.0.0.1:6379": redis, "127.0.0.1:9000": s3, "127.0.0.1:5000": registry}
 
 
 def to_run(page):
@@ -133,7 +194,42 @@ def started(where, *command):
     return done.stdout
 
 
-def run(block, where):
+def type_in(block, where, servers):
+    """Type what a block of a terminal shows, in one shell, and compare what is printed."""
+    commands = [part.partition("\n") for part in f"\n{block.text}".split(f"\n{PROMPT}")[1:]]
+    script = ["set -euo pipefail"]
+    for command, _, shown in commands:
+        typed = moved(command, servers)
+        # In this shell, since a command may set a variable.
+        group = f"{{ {typed}\n}} 2>&1"
+        fails = any(line.startswith("error: ") for line in shown.splitlines())
+        script += [f"if {group}; then exit 9; fi" if fails else group, f"printf '{END}'"]
+    printed = moved(started(where, "bash", "-c", "\n".join(script)), servers, back=True)
+    for (command, _, shown), found in zip(commands, printed.split(END), strict=False):
+        if shown.strip():
+            assert fits(shown, found), f"{block}: {command}\nshown:\n{shown}\nprinted:\n{found}"
+
+
+def moved(text, servers, *, back=False):
+    """Return a text with the addresses of servers in the place of those that pages have, or the
+    other way round.
+    """
+    for usual, here in servers.items():
+        text = text.replace(*((here, usual) if back else (usual, here)))
+    return text
+
+
+def fits(shown, printed):
+    """Whether what was printed is what a page shows."""
+    lines = [VARYING.sub("#", line.rstrip()) for line in printed.strip().splitlines()]
+    pattern = ""
+    for line in shown.strip().splitlines():
+        parts = VARYING.sub("#", line.rstrip()).split(ANYTHING)
+        pattern += r"(?:.*\n)*?" if line == ANYTHING else ".*?".join(map(re.escape, parts)) + "\n"
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
+
+
+def run(block, where, servers):
     """Run a block in a folder: write the file that it shows, or do what it types, or run its
     Python.
     """
@@ -147,10 +243,7 @@ def run(block, where):
         if block.language == "bash":
             started(where, "bash", "-n", block.title)
     elif block.language == "console":
-        lines = [
-            line.removeprefix(PROMPT) for line in block.text.splitlines() if line.startswith(PROMPT)
-        ]
-        started(where, "bash", "-euo", "pipefail", "-c", "\n".join(lines))
+        type_in(block, where, servers)
     elif block.text.startswith(">>> "):
         (where / "session.txt").write_text(
             "".join(f">>> {line}\n" for line in before.splitlines() if line) + block.text
@@ -175,8 +268,15 @@ def test_the_code_of_a_page_runs(folder, page, request):
         shutil.copy(folder / name, where)
     if any("gpu_of_pages" in block.order for block in RUN[page]):
         (where / "gpu_of_pages.py").write_text(request.getfixturevalue("gpu_of_pages"))
-    for block in RUN[page]:
-        run(block, where)
+    text = (ROOT / page).read_text()
+    with ExitStack() as stack:
+        servers = {
+            usual: stack.enter_context(server())
+            for usual, server in SERVERS.items()
+            if usual in text
+        }
+        for block in RUN[page]:
+            run(block, where, servers)
 
 
 def test_each_exception_has_a_reason():
