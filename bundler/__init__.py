@@ -164,7 +164,8 @@ if TYPE_CHECKING:
     from bundler.trust.statements import TrustLevel
     from bundler.trust.subjects import Subject
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "AccessDenied",
     "Argument",
@@ -357,6 +358,10 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         from bundler.public_names import MODULE_OF_NAME
 
+        if name == "__version__":
+            from bundler.project import VERSION
+
+            return VERSION
         module_name = MODULE_OF_NAME.get(name)
         if module_name is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -367,4 +372,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, "__version__"})
