@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedInterpreter,
         UnsupportedOperator,
         UnsupportedVersion,
         Untrusted,
@@ -306,6 +307,7 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedInterpreter",
     "UnsupportedOperator",
     "UnsupportedVersion",
     "Untrusted",
@@ -365,10 +367,25 @@ if not TYPE_CHECKING:
         module_name = MODULE_OF_NAME.get(name)
         if module_name is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{__name__}.{module_name}")
+        try:
+            module = importlib.import_module(f"{__name__}.{module_name}")
+        except ImportError as error:
+            _refuse_subinterpreter(error)
+            raise
         value = getattr(module, "restore" if name == "read_and_emit" else name)
         globals()[name] = value
         return value
+
+
+def _refuse_subinterpreter(error: ImportError) -> None:
+    """Raise an error of ours for one that Python has for subinterpreters alone."""
+    if "does not support loading in subinterpreters" in str(error):
+        from bundler.errors import UnsupportedInterpreter
+
+        raise UnsupportedInterpreter(
+            "triton-bundler does not work in a subinterpreter with a lock of its own, since"
+            f" libraries that it needs do not: {error}; use threads or processes"
+        ) from error
 
 
 def __dir__() -> list[str]:

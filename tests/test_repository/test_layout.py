@@ -317,6 +317,6 @@ def test_addresses_are_those_of_the_metadata():
     assert pages >= {"api", "cluster"}
     assert [name for name in pages if not (ROOT / "docs" / f"{name}.md").is_file()] == []
     assert project.page("api") == f"{metadata['urls']['Homepage']}/blob/main/docs/api.md"
-    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)} <= set(
         metadata["classifiers"]
     )

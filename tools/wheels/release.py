@@ -291,8 +291,8 @@ def main() -> int:
         metavar="VERSION",
         default=interpreters.SUPPORTED,
         help=(
-            "which Python versions to build for; default: 3.11 3.12 3.13, of which those that are"
-            " here"
+            f"which Python versions to build for; default: {' '.join(interpreters.SUPPORTED)}, of"
+            " which those that are here"
         ),
     )
     arguments = parser.parse_args()
