@@ -12,8 +12,8 @@ from bundler.backends.extras import install
 
 __all__ = ["HOME", "URLS", "VERSION", "install", "page"]
 
-#: The release.  `bundler.__version__` and the package's metadata are made of this line, which a build
-#: reads without importing the module: it has to stay a literal.
+#: The release.  `bundler.__version__` and the metadata are made of this line, which a build reads
+#: without importing the module: it has to stay a literal.
 VERSION = "1.0.0"
 HOME = "https://github.com/triton-bundler/triton-bundler"
 #: The same as in the metadata, which takes longer to read.

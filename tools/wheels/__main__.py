@@ -14,7 +14,7 @@ PROGRAMS = {
         "wheels and source distribution, built twice and the same both times, bills of materials,"
         " and digests"
     ),
-    "prepare": "all of a release but the upload: tag, texts, gate, files, trial, digests, signature",
+    "prepare": "all of a release but the upload, step by step",
     "trial": "checks the built files, installs each on each Python, and uses it",
     "texts": (
         "tag, versions, CHANGELOG, citation, recipe and image file agree with each other and their"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.wheels constraints`: write constraints/torch-X-triton-Y.txt, a file for each pair
-of torch and Triton that was tried.
+"""`python -m tools.wheels constraints`: write constraints/torch-X-triton-Y.txt, a file for each
+pair of torch and Triton that was tried.
 
 A file pins the pair, and what the package asks for with the extra `all` in the versions of
 constraints.txt.  It has nothing of what only the tests, the checks and the documentation need.
@@ -44,7 +44,7 @@ def text_of(torch: str, triton: str) -> str:
     return "\n".join(
         (
             "# SPDX-License-Identifier: Apache-2.0",
-            f"# torch {_minor(torch)} with its Triton, and tested versions of what we need beside them.",
+            f"# torch {_minor(torch)}, its Triton, and tested versions of what we need beside them.",
             "# `python -m tools.wheels constraints` writes it.",
             f"#   pip install -c {FOLDER}/{name} 'triton-bundler[all]'",
             f"torch=={torch}",
