@@ -262,6 +262,19 @@ def test_a_result_in_the_memory_of_an_argument_is_copied():
     assert runner.copies == 1
 
 
+def test_a_result_at_an_odd_address_is_copied():
+    """Kernels count on addresses that are multiples of 16 bytes, and an operator may return a part
+    of memory of its own.
+    """
+    program = generate(torch.linalg.matrix_exp, [torch.ones(4, 4)])
+    made = torch.ones(17)[1:].view(4, 4)
+    runner = program.runner(Answer(lambda *_: made), launched)
+    (result,) = runner(torch.ones(4, 4))
+    assert result.equal(made)
+    assert result.data_ptr() % 16 == 0
+    assert runner.copies == 1
+
+
 def test_a_plan_keeps_what_inputs_and_results_have_to_be():
     """The checks hold for a plan that was read from a bundle."""
     from bundler.runtime.program.plan_reading import read_plan
