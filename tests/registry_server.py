@@ -272,10 +272,43 @@ def debian_binary():
     return str(kept)
 
 
+def certificate(folder):
+    """Make a key and a certificate for 127.0.0.1, in one file; they are in the files `k` and `c`,
+    too.
+    """
+    path = folder / "server.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=127.0.0.1",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(folder / "k"),
+            "-out",
+            str(folder / "c"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    path.write_text((folder / "k").read_text() + (folder / "c").read_text())
+    return path
+
+
 @contextlib.contextmanager
-def debian_registry(folder, htpasswd=""):
+def debian_registry(folder, htpasswd="", tls=None):
     """Start a registry that keeps its data in a folder, and yield its host and port; it is ended by
-    its process.
+    its process.  `tls` is a file with a key and a certificate.
     """
     binary = debian_binary()
     with socket.socket() as probe:
@@ -290,6 +323,8 @@ def debian_registry(folder, htpasswd=""):
     if htpasswd:
         (folder / "htpasswd").write_text(htpasswd)
         settings["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
+    if tls is not None:
+        settings["http"]["tls"] = {"certificate": str(tls), "key": str(tls)}
     (folder / "config.yml").write_text(json.dumps(settings))  # JSON is YAML
     process = subprocess.Popen(
         [binary, "serve", str(folder / "config.yml")],

@@ -66,9 +66,9 @@ def running():
         process.wait(10)
 
 
-def make_bucket(endpoint):
+def make_bucket(endpoint, name=None):
     """Make a bucket and return its name."""
-    name = f"b{os.urandom(6).hex()}"
+    name = name or f"b{os.urandom(6).hex()}"
     urllib.request.urlopen(
         urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=30
     ).close()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _TAB = 4
+# How names of the kernels begin that torch.compile generates.
+_OF_INDUCTOR = "triton_"
 # Trees there, and trees here.
 _SIDES = 2
 
@@ -120,7 +122,7 @@ def explain(
     compiler = expected_compiler()
     if found:
         screen.line()
-        if compiler is not None:
+        if compiler is not None and any(one.name.startswith(_OF_INDUCTOR) for one in found):
             screen.line(
                 "torch.compile's graph entries have keys of their own, which hold $CXX (here"
                 f" {compiler}) and the device index"

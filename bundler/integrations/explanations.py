@@ -80,7 +80,8 @@ class Explanation(Summarized):
         """All of it in a sentence."""
         told = {
             "recorded": "recorded; no part of its key differs",
-            "never recorded": "never recorded: no kernel of that name was there before",
+            "never recorded": "never recorded: no kernel of that name was there before"
+            + (", and this one is there now" if self.there_now else ""),
             "unknown": "what its key was made of is not known, so it cannot be compared",
             "differs": (
                 f"{'; '.join(map(str, self.differences))} (nearest recorded kernel: {self.nearest})"

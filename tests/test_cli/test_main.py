@@ -128,3 +128,16 @@ def test_a_closed_pipe_is_no_traceback():
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("Usage: triton-bundler")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["softmax_kernel", "triton_poi_fused_relu_0"])
+def test_keys_of_graph_entries_are_told_where_torch_compiles_kernels_are(cli, monkeypatch, name):
+    """Who explains no kernel of torch.compile is not told of its C++ compiler."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CXX", "c++-9")
+    monkeypatch.setattr(
+        "bundler.integrations.explanations.explain",
+        lambda *_, **__: (bundler.Explanation("K" * 52, name, "unknown"),),
+    )
+    told = cli("explain", "KKKK").stdout
+    assert ("hold $CXX (here c++-9)" in told) == name.startswith("triton_")

@@ -32,6 +32,8 @@ def test_a_key_is_made_trusted_used_and_revoked(cli, cli_json, place, monkeypatc
         in cli("sign", "b.tbundle", "--key", "release.pem", "--expires", "30d").stdout
     )
     stranger = cli("verify", "--signed", "b.tbundle")
+    assert "is undamaged, but no signature of it counts: sha256:" in stranger.stdout
+    assert "is sound" not in stranger.stdout
     assert (stranger.exit_code, "whom no trusted key stands for" in stranger.stderr) == (1, True)
     assert cli("key", "trust", "release.pub", "--name", "release").exit_code == 0
     assert "release" in cli("key", "list").stdout

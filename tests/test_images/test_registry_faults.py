@@ -6,7 +6,6 @@ and no credentials anywhere else.
 import contextlib
 import io
 import json
-import subprocess
 import time
 
 import pytest
@@ -376,42 +375,11 @@ def test_many_tags_are_listed_page_by_page_up_to_a_bound(registry):
     place.close()
 
 
-def certificate(folder):
-    """Make a key and a certificate for 127.0.0.1, in one file."""
-    path = folder / "server.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=127.0.0.1",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            str(folder / "k"),
-            "-out",
-            str(folder / "c"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    path.write_text((folder / "k").read_text() + (folder / "c").read_text())
-    return path
-
-
 def test_tls(bundle_path, tmp_path):
     """A certificate of nobody is refused, one that ca_file names is taken, and a registry without
     TLS is not spoken to by accident.
     """
-    pem = certificate(tmp_path)
+    pem = registry_server.certificate(tmp_path)
     with registry_server.SmallRegistry(tls=pem).serving() as server:
         with pytest.raises(StoreUnavailable, match="ca_file="):
             push_image(bundle_path, server.url("demo", "timeout_s=5"))

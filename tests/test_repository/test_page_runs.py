@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that pages show runs, and prints what they show: what somebody types on the pages for
-newcomers, and elsewhere each block that says so.
+"""The code that pages show runs: what somebody types on the pages for newcomers, and elsewhere each
+block that says so.
 
 A comment of HTML before a block is an order: `not run: WHY` on pages for newcomers, `run` on the
 others, `run after: CODE` where a block needs names that its page does not define.  Each page has a
-folder of its own, with the kernels and the bundle of docs/start.md.  Servers that a page speaks to
-at their usual ports on the loopback are real ones.
-
-What a page shows under a command is compared: `…` stands for anything in a line, alone in a line
-for any lines, and digests, sizes and times may differ.  A command under which an error is shown has
-to fail.
+folder of its own, with the kernels and the bundle of docs/start.md, and one terminal: what a block
+exports is there in the blocks behind it.  Output that a page shows is compared with what was
+printed (tests/page_output.py).  Servers that pages name by an example's address are real ones of
+this machine.
 """
 
+import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import urllib.request
-from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import registry_server
-import s3_server
-import waiting
+from page_output import fault, steps
 
-from tools.docs_site.code_blocks import PROMPT, blocks
-from tools.shared import redis_server
+import bundler
+from tools.docs_site.code_blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWCOMERS = [
@@ -52,61 +46,18 @@ import ctypes, sys
 sys.modules |= dict.fromkeys(("torch", "triton"))
 ctypes.CDLL({library!r}, ctypes.RTLD_GLOBAL)
 """
-ANYTHING = "…"
-# Between the outputs of commands.
-END = "\x1e"
-# What differs from run to run: digests and keys, sizes and durations, and times.
-VARYING = re.compile(
-    r"\b[0-9a-f]{8,}\b…?|\b[0-9][0-9.,]* (?:[KMG]?B|ms|us|s)\b|\b[0-9]+\.[0-9]+\b|\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b"
-)
 # As long as all that a page does may take.
 LIMIT_S = 110
+# Printed after each command of a block, with its status.
+END = "\x1eended with"
+# Where a shell leaves what it exports to the next one of the page.
+EXPORTED = ".exported"
+CHILD_START = ROOT / "tests" / "child_start"
 DOCTEST = (
     "import doctest, sys; sys.exit(doctest.testfile(sys.argv[1], module_relative=False).failed)"
 )
 
 pytestmark = pytest.mark.slow
-
-
-def answers(port):
-    """Whether somebody listens on a port of the loopback."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
-
-
-@contextmanager
-def redis():
-    """Run a Redis server while the block runs; yields its address."""
-    port = s3_server.free_port()
-    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    process = subprocess.Popen([redis_server.program(), *words], stdout=subprocess.DEVNULL)
-    try:
-        waiting.until(lambda: answers(port), "the Redis server does not listen")
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def s3():
-    """Run an S3 server with a bucket `kernel-cache` while the block runs; yields its address."""
-    with s3_server.running() as endpoint:
-        made = urllib.request.Request(f"{endpoint}/kernel-cache", method="PUT")
-        urllib.request.urlopen(made, timeout=30).close()
-        yield endpoint.removeprefix("http://")
-
-
-@contextmanager
-def registry():
-    """Run a registry of containers while the block runs; yields its address."""
-    with registry_server.SmallRegistry().serving() as server:
-        yield server.host
-
-
-# By the address that a page has for one of the reader's.
-SERVERS = {"127.0.0.1:6379": redis, "127.0.0.1:9000": s3, "127.0.0.1:5000": registry}
 
 
 def to_run(page):
@@ -134,8 +85,13 @@ def folder(tmp_path_factory):
     if find_spec("triton") is None:
         pytest.skip("the pages need triton, which is not installed")
     home = tmp_path_factory.mktemp("home")
+    package = Path(bundler.__file__).resolve().parents[1]
+    # A checkout under test goes before an installed package.
+    path = f"{package}:{CHILD_START}" if package == ROOT else CHILD_START
     for name, arguments in (("python", ""), ("triton-bundler", "-m bundler")):
-        (home / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (home / name).write_text(
+            f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} {arguments} "$@"\n'
+        )
         (home / name).chmod(0o755)
     kernels = next(
         block
@@ -145,6 +101,47 @@ def folder(tmp_path_factory):
     (home / "my_kernels.py").write_text(kernels.text)
     started(home, "triton-bundler", "run", "-o", "mine.tbundle", "--", "python", "my_kernels.py")
     return home
+
+
+@contextlib.contextmanager
+def redis_of_pages(folder):
+    """Run a Redis server; yields what its address is in the pages and here, and the environment
+    that it needs.
+    """
+    pytest.importorskip("redis")
+    import redis_server
+
+    with redis_server.running(redis_server.NAMES[0]) as server:
+        yield {"redis://kernel-cache": server.url(scheme="redis")}, {}
+
+
+@contextlib.contextmanager
+def bucket_of_pages(folder):
+    """Run an S3 server with the bucket `kernels`."""
+    import s3_server
+
+    with s3_server.running() as endpoint:
+        s3_server.make_bucket(endpoint, "kernels")
+        yield {}, {**s3_server.ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}
+
+
+@contextlib.contextmanager
+def registry_of_pages(folder):
+    """Run a registry of containers, with TLS."""
+    import registry_server
+
+    (folder / "registry").mkdir()
+    pem = registry_server.certificate(folder / "registry")
+    with registry_server.debian_registry(folder / "registry", tls=pem) as host:
+        yield {"oci://registry.example": f"oci://{host}"}, {"SSL_CERT_FILE": str(pem)}
+
+
+# By the beginning of their addresses in the pages.
+SERVERS = {
+    "redis://kernel-cache": redis_of_pages,
+    "s3://kernels/": bucket_of_pages,
+    "oci://registry.example": registry_of_pages,
+}
 
 
 @pytest.fixture(scope="module")
@@ -166,92 +163,96 @@ def gpu_of_pages(tmp_path_factory):
     return GPU_OF_PAGES.format(library=str(path))
 
 
-def started(where, *command):
-    """Run a command in a folder as a newcomer would, with nothing set; its output is shown where it
-    fails.
-    """
+def environment(where):
+    """Return the environment of somebody who has set nothing."""
     home = where if (where / "triton-bundler").exists() else where.parent
     clean = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("TRITON_", "PYTHON", "XDG_"))
+        if not name.startswith(("TRITON_", "PYTHON", "XDG_", "AWS_"))
     }
-    clean |= {
+    return clean | {
         "HOME": str(home),
         "PATH": f"{home}:{clean['PATH']}",
         "TRITON_CACHE_DIR": str(where / "cache"),
+        # Else what is printed would come after the errors.
+        "PYTHONUNBUFFERED": "1",
     }
+
+
+def started(where, *command, more=None):
+    """Run a command in a folder as a newcomer would; its output is shown where it fails."""
     done = subprocess.run(
         command,
         cwd=where,
-        env=clean,
+        env=environment(where) | (more or {}),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{command}:\n{done.stdout}"
     return done.stdout
 
 
-def type_in(block, where, servers):
-    """Type what a block of a terminal shows, in one shell, and compare what is printed."""
-    commands = [part.partition("\n") for part in f"\n{block.text}".split(f"\n{PROMPT}")[1:]]
-    script = ["set -euo pipefail"]
-    for command, _, shown in commands:
-        typed = moved(command, servers)
-        # In this shell, since a command may set a variable.
-        group = f"{{ {typed}\n}} 2>&1"
-        fails = any(line.startswith("error: ") for line in shown.splitlines())
-        script += [f"if {group}; then exit 9; fi" if fails else group, f"printf '{END}'"]
-    printed = moved(started(where, "bash", "-c", "\n".join(script)), servers, back=True)
-    for (command, _, shown), found in zip(commands, printed.split(END), strict=False):
-        if shown.strip():
-            assert fits(shown, found), f"{block}: {command}\nshown:\n{shown}\nprinted:\n{found}"
+class Terminal:
+    """Runs the blocks of one page, one after the other in one folder."""
 
+    def __init__(self, where, addresses=None, more=None):
+        self.where, self.addresses, self.more = where, addresses or {}, more or {}
+        (where / EXPORTED).touch()
 
-def moved(text, servers, *, back=False):
-    """Return a text with the addresses of servers in the place of those that pages have, or the
-    other way round.
-    """
-    for usual, here in servers.items():
-        text = text.replace(*((here, usual) if back else (usual, here)))
-    return text
-
-
-def fits(shown, printed):
-    """Whether what was printed is what a page shows."""
-    lines = [VARYING.sub("#", line.rstrip()) for line in printed.strip().splitlines()]
-    pattern = ""
-    for line in shown.strip().splitlines():
-        parts = VARYING.sub("#", line.rstrip()).split(ANYTHING)
-        pattern += r"(?:.*\n)*?" if line == ANYTHING else ".*?".join(map(re.escape, parts)) + "\n"
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
-
-
-def run(block, where, servers):
-    """Run a block in a folder: write the file that it shows, or do what it types, or run its
-    Python.
-    """
-    before = (
-        block.order.removeprefix(ORDER).replace("; ", "\n") + "\n"
-        if block.order.startswith(ORDER)
-        else ""
-    )
-    if block.title:
-        (where / block.title).write_text(block.text)
-        if block.language == "bash":
-            started(where, "bash", "-n", block.title)
-    elif block.language == "console":
-        type_in(block, where, servers)
-    elif block.text.startswith(">>> "):
-        (where / "session.txt").write_text(
-            "".join(f">>> {line}\n" for line in before.splitlines() if line) + block.text
+    def run(self, block):
+        """Write the file that a block shows, or do what it types, or run its Python."""
+        text = block.text
+        for named, real in self.addresses.items():
+            text = text.replace(named, real)
+        before = (
+            block.order.removeprefix(ORDER).replace("; ", "\n") + "\n"
+            if block.order.startswith(ORDER)
+            else ""
         )
-        started(where, "python", "-c", DOCTEST, "session.txt")
-    else:
-        (where / "block.py").write_text(before + block.text)
-        started(where, "python", "block.py")
+        if block.title:
+            (self.where / block.title).write_text(text)
+            if block.language == "bash":
+                self._started("bash", "-n", block.title)
+        elif block.language == "console":
+            self._type(block, text)
+        elif text.startswith(">>> "):
+            (self.where / "session.txt").write_text(
+                "".join(f">>> {line}\n" for line in before.splitlines() if line) + text
+            )
+            self._started("python", "-c", DOCTEST, "session.txt")
+        else:
+            (self.where / "block.py").write_text(before + text)
+            self._started("python", "block.py")
+
+    def _type(self, block, text):
+        """Do what a console types; each command ends as the page shows it, and prints what it
+        shows.
+        """
+        typed, wanted = steps(text), steps(block.text)
+        script = [step.command + f"\nprintf '\\n{END} %d\\n' $?" for step in typed]
+        printed = self._started("bash", "-uc", "\n".join(script) + f"\nexport -p >{EXPORTED}")
+        for named, real in self.addresses.items():
+            # Messages show neither user nor password.
+            printed = printed.replace(re.sub("//[^/@]*@", "//", real), named)
+        ended = re.findall(f"(.*?)\n{END} (\\d+)\n", printed, re.DOTALL)
+        assert len(ended) == len(typed), f"{block}: the shell ended early:\n{printed}"
+        for step, (output, status) in zip(wanted, ended, strict=True):
+            assert (int(status) != 0) == step.fails, (
+                f"{block}: $ {step.command}\nended with {status}:\n{output}"
+            )
+            wrong = fault(step.shown, output) if step.shown else None
+            assert wrong is None, f"{block}: $ {step.command}\n{wrong}"
+
+    def _started(self, *command):
+        return started(
+            self.where,
+            *("bash", "-c", f'. ./{EXPORTED}; exec "$@"', "bash", *command),
+            more=self.more,
+        )
 
 
 @pytest.mark.timeout(300)
@@ -268,15 +269,15 @@ def test_the_code_of_a_page_runs(folder, page, request):
         shutil.copy(folder / name, where)
     if any("gpu_of_pages" in block.order for block in RUN[page]):
         (where / "gpu_of_pages.py").write_text(request.getfixturevalue("gpu_of_pages"))
-    text = (ROOT / page).read_text()
-    with ExitStack() as stack:
-        servers = {
-            usual: stack.enter_context(server())
-            for usual, server in SERVERS.items()
-            if usual in text
-        }
+    with contextlib.ExitStack() as servers:
+        addresses, more = {}, {}
+        for named, server in SERVERS.items():
+            if any(named in block.text for block in RUN[page]):
+                real, needed = servers.enter_context(server(where))
+                addresses, more = addresses | real, more | needed
+        terminal = Terminal(where, addresses, more)
         for block in RUN[page]:
-            run(block, where, servers)
+            terminal.run(block)
 
 
 def test_each_exception_has_a_reason():

@@ -420,7 +420,10 @@ def _verify_bundle(
             f"checked the digests of {wording.count(files, 'file')} ({wording.size(size)}), the"
             f" metadata of {wording.count(kernels, 'kernel')}, and the container"
         )
-        screen.done(f"{bundle} is sound: {digest}")
+        if status == FINE:
+            screen.done(f"{bundle} is sound: {digest}")
+        else:
+            screen.line(f"{bundle} is undamaged, but no signature of it counts: {digest}")
     screen.finish(
         {
             "path": bundle,
