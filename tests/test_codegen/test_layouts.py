@@ -116,6 +116,14 @@ def test_an_input_that_a_program_was_not_generated_for_is_refused(given, message
             runner(2, given)
 
 
+@pytest.mark.parametrize("given", [(2,), (2, torch.ones(4, 6), 1)], ids=["too few", "too many"])
+def test_another_number_of_inputs_is_refused(given):
+    """The error says how many there are."""
+    program = generate(lambda n, x: x * n, [2, torch.ones(4, 6)])
+    with pytest.raises(ConfigError, match=f"the program takes 2 inputs, got {len(given)}"):
+        program.runner(TorchMemory("cpu"), launched)(*given)
+
+
 def test_strides_of_dimensions_of_one_element_say_nothing():
     """A row of a matrix is served where the example was a matrix of one row."""
     runner = generate(lambda x: x * 2, [torch.ones(1, 6)]).runner(TorchMemory("cpu"), launched)
