@@ -22,7 +22,7 @@ _KINDS = (
     (re.compile(r"(?<![0-9a-f])[0-9a-f]{12,64}(?![0-9a-z])(?:…)?"), "DIGEST"),
     (re.compile(r"(?<![0-9A-Z])(?=[A-Z]*[2-7])[A-Z2-7]{12,52}(?![0-9A-Z])(?:…)?"), "KEY"),
     (re.compile(rf"{_NUMBER} (?:B|KB|MB|GB)(?!\w)"), "SIZE"),
-    (re.compile(rf"{_NUMBER} (?:µs|ms|s|seconds)(?!\w)"), "TIME"),
+    (re.compile(rf"{_NUMBER} ?(?:µs|ms|s|seconds)(?!\w)"), "TIME"),
     (re.compile(r"\bseconds saved [\d.]+"), "seconds saved TIME"),
     (re.compile(r"\bprocess \d+"), "process NUMBER"),
     (re.compile(r"[─━]+"), "─"),

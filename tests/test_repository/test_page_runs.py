@@ -90,7 +90,8 @@ def folder(tmp_path_factory):
     path = f"{package}:{CHILD_START}" if package == ROOT else CHILD_START
     for name, arguments in (("python", ""), ("triton-bundler", "-m bundler")):
         (home / name).write_text(
-            f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} {arguments} "$@"\n'
+            f"#!/bin/sh\nPYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}"
+            f' exec {sys.executable} {arguments} "$@"\n'
         )
         (home / name).chmod(0o755)
     kernels = next(
@@ -263,6 +264,8 @@ def test_the_code_of_a_page_runs(folder, page, request):
         pytest.skip(f"{page} needs torch, which is not installed")
     if any("SigningKey" in block.text or "key new" in block.text for block in RUN[page]):
         pytest.importorskip("cryptography")
+    if any("--no-build-isolation" in block.text for block in RUN[page]):
+        pytest.importorskip("setuptools", minversion="77")
     where = folder / page.replace("/", "-")
     where.mkdir()
     for name in ("my_kernels.py", "mine.tbundle"):
@@ -278,6 +281,23 @@ def test_the_code_of_a_page_runs(folder, page, request):
         terminal = Terminal(where, addresses, more)
         for block in RUN[page]:
             terminal.run(block)
+
+
+def test_each_how_to_shows_what_its_commands_print():
+    """A page of docs/howto has output that is compared; four have nothing that can run here."""
+    shown = {
+        page
+        for page, chosen in RUN.items()
+        if any(
+            step.shown
+            for block in chosen
+            if block.language == "console"
+            for step in steps(block.text)
+        )
+    }
+    pages = {page for page in NEWCOMERS if page.startswith("docs/howto/")}
+    elsewhere = {"index", "kserve", "kubernetes", "sglang", "vllm"}
+    assert pages - shown == {f"docs/howto/{name}.md" for name in elsewhere}
 
 
 def test_each_exception_has_a_reason():
