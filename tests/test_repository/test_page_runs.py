@@ -171,6 +171,8 @@ def environment(where):
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TRITON_", "PYTHON", "XDG_", "AWS_"))
+        and not name.lower().endswith("_proxy")
+        and name not in {"DOCKER_CONFIG", "REGISTRY_AUTH_FILE"}
     }
     return clean | {
         "HOME": str(home),
