@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-tritons lint docs bench fuzz crash dist clean check-python
+.PHONY: help demo test test-slow test-tritons lint docs bench fuzz crash dist release clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -100,6 +100,9 @@ dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, 
 	.venv-dist/bin/python -m tools.wheels texts
 	.venv-dist/bin/python -m tools.wheels release dist --once $(ARGS)
 	.venv-dist/bin/python -m tools.wheels trial dist $(ARGS)
+
+release: .venv-dist/.ready ## all of a release but the upload, which it names; ARGS=--dry-run goes on without a tag
+	.venv-dist/bin/python -m tools.wheels prepare dist $(ARGS)
 
 clean: ## remove everything that make made
 	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info

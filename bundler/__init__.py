@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedInterpreter,
         UnsupportedOperator,
         UnsupportedVersion,
         Untrusted,
@@ -164,7 +165,8 @@ if TYPE_CHECKING:
     from bundler.trust.statements import TrustLevel
     from bundler.trust.subjects import Subject
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "AccessDenied",
     "Argument",
@@ -305,6 +307,7 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedInterpreter",
     "UnsupportedOperator",
     "UnsupportedVersion",
     "Untrusted",
@@ -357,14 +360,33 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         from bundler.public_names import MODULE_OF_NAME
 
+        if name == "__version__":
+            from bundler.project import VERSION
+
+            return VERSION
         module_name = MODULE_OF_NAME.get(name)
         if module_name is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{__name__}.{module_name}")
+        try:
+            module = importlib.import_module(f"{__name__}.{module_name}")
+        except ImportError as error:
+            _refuse_subinterpreter(error)
+            raise
         value = getattr(module, "restore" if name == "read_and_emit" else name)
         globals()[name] = value
         return value
 
 
+def _refuse_subinterpreter(error: ImportError) -> None:
+    """Raise an error of ours for one that Python has for subinterpreters alone."""
+    if "does not support loading in subinterpreters" in str(error):
+        from bundler.errors import UnsupportedInterpreter
+
+        raise UnsupportedInterpreter(
+            "triton-bundler does not work in a subinterpreter with a lock of its own, since"
+            f" libraries that it needs do not: {error}; use threads or processes"
+        ) from error
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, "__version__"})

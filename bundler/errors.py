@@ -30,6 +30,7 @@
     ├── NoValidConfig                      every candidate configuration failed
     ├── OperatorFailed (also RuntimeError)  an operator that a loaded program calls refused its arguments
     ├── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
+    ├── UnsupportedInterpreter (also ImportError)  what we need does not load in this interpreter
     └── WrongResult                    a generated program computes something else than eager torch
 
 `BundlerWarning` is the one category of our warnings.
@@ -249,6 +250,14 @@ class UnsupportedOperator(BundlerError, TypeError):
     """
 
     code = "unsupported-operator"
+
+
+class UnsupportedInterpreter(BundlerError, ImportError):
+    """A library that this package needs does not load in a subinterpreter that has a lock of its
+    own.
+    """
+
+    code = "unsupported-interpreter"
 
 
 class WrongResult(BundlerError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`page`, `install`: release and addresses of the project, as the package's metadata has them, and
-how to install what is optional.
+"""`VERSION`, `page`, `install`: release and addresses of the project, as the package's metadata has
+them, and how to install what is optional.
 
 Messages of all rooms, and the command's help, take addresses from it; the compile service compares
 its workers' release with it.
@@ -12,9 +12,9 @@ from bundler.backends.extras import install
 
 __all__ = ["HOME", "URLS", "VERSION", "install", "page"]
 
-#: The same as `bundler.__version__`, for a room that must not import the whole package to ask for
-#: it.
-VERSION = "0.1.0"
+#: The release.  `bundler.__version__` and the metadata are made of this line, which a build reads
+#: without importing the module: it has to stay a literal.
+VERSION = "1.0.0"
 HOME = "https://github.com/triton-bundler/triton-bundler"
 #: The same as in the metadata, which takes longer to read.
 URLS = {

@@ -30,6 +30,7 @@ _ERRORS = (
     "ToolchainMismatch",
     "TruncatedBundle",
     "UnsafeName",
+    "UnsupportedInterpreter",
     "UnsupportedOperator",
     "UnsupportedVersion",
     "Untrusted",

@@ -58,7 +58,8 @@ _FIXES = {
 
 def meaning(error: Exception, shown: str) -> BackendError:
     """Return what an error of redis-py, or of the system below it, means."""
-    text = str(error) or type(error).__name__
+    # What is read goes on behind it; redis-py ends its sentences.
+    text = str(error).rstrip(".") or type(error).__name__
     names = [cls.__name__ for cls in type(error).__mro__]
     kind = next((_MEANINGS[name] for name in names if name in _MEANINGS), BackendUnavailable)
     kind = next((k for k, words in _WORDS.items() if any(word in text for word in words)), kind)

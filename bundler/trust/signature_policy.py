@@ -33,10 +33,14 @@ if TYPE_CHECKING:
 # Clocks of signers and readers may differ by so much before a statement counts as made in the
 # future.
 CLOCK_SKEW_S = 300.0
-_FIX = (
-    "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler"
-    " key trust`)"
-)
+# How to mend what is not signed, by the kind of statement that it lacks.
+_FIXES: dict[type[BundleStatement | TagStatement], str] = {
+    kind: f"{how}, or trust its key (`triton-bundler key trust`)"
+    for kind, how in (
+        (BundleStatement, "sign it with a key that you trust (`triton-bundler sign`)"),
+        (TagStatement, "push it with a key that you trust (`triton-bundler push --key`)"),
+    )
+}
 _S = TypeVar("_S", BundleStatement, TagStatement)
 _MAX_BYTES = 16 << 10
 
@@ -326,7 +330,7 @@ class SignaturePolicy:
             statement, name = max(good, key=_newest)
             return Judgement(name), statement
         reason = "; ".join(dict.fromkeys(reasons)) or "it is not signed"
-        return Judgement("", reason, _FIX), None
+        return Judgement("", reason, _FIXES[kind]), None
 
     def _out_of_time(self, statement: BundleStatement | TagStatement) -> str | None:
         now = self._now()

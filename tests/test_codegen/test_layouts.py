@@ -116,6 +116,14 @@ def test_an_input_that_a_program_was_not_generated_for_is_refused(given, message
             runner(2, given)
 
 
+@pytest.mark.parametrize("given", [(2,), (2, torch.ones(4, 6), 1)], ids=["too few", "too many"])
+def test_another_number_of_inputs_is_refused(given):
+    """The error says how many there are."""
+    program = generate(lambda n, x: x * n, [2, torch.ones(4, 6)])
+    with pytest.raises(ConfigError, match=f"the program takes 2 inputs, got {len(given)}"):
+        program.runner(TorchMemory("cpu"), launched)(*given)
+
+
 def test_strides_of_dimensions_of_one_element_say_nothing():
     """A row of a matrix is served where the example was a matrix of one row."""
     runner = generate(lambda x: x * 2, [torch.ones(1, 6)]).runner(TorchMemory("cpu"), launched)
@@ -259,6 +267,19 @@ def test_a_result_in_the_memory_of_an_argument_is_copied():
     runner = program.runner(Answer(lambda *_: given), launched)
     (result,) = runner(given)
     assert result.data_ptr() != given.data_ptr()
+    assert runner.copies == 1
+
+
+def test_a_result_at_an_odd_address_is_copied():
+    """Kernels count on addresses that are multiples of 16 bytes, and an operator may return a part
+    of memory of its own.
+    """
+    program = generate(torch.linalg.matrix_exp, [torch.ones(4, 4)])
+    made = torch.ones(17)[1:].view(4, 4)
+    runner = program.runner(Answer(lambda *_: made), launched)
+    (result,) = runner(torch.ones(4, 4))
+    assert result.equal(made)
+    assert result.data_ptr() % 16 == 0
     assert runner.copies == 1
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.wheels.texts import IMAGE, RECIPE, changelog_faults, faults
+from tools.wheels.texts import IMAGE, RECIPE, changelog_faults, faults, version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (
     "pyproject.toml",
-    "bundler/__init__.py",
     "bundler/project.py",
     "CITATION.cff",
     "CHANGELOG.md",
@@ -40,8 +39,8 @@ def change(root, name, old, new):
 
 
 def test_this_checkout_agrees_with_itself():
-    """No version differs from that in pyproject.toml, and CHANGELOG.md has the headings of keep a
-    changelog.
+    """No version differs from that in bundler/project.py, and CHANGELOG.md has the headings of keep
+    a changelog.
     """
     assert list(faults(ROOT)) == []
 
@@ -49,8 +48,6 @@ def test_this_checkout_agrees_with_itself():
 @pytest.mark.parametrize(
     ("name", "old"),
     [
-        ("bundler/__init__.py", '__version__ = "'),
-        ("bundler/project.py", 'VERSION = "'),
         ("CITATION.cff", "\nversion: "),
         (RECIPE, '\n  version: "'),
     ],
@@ -61,26 +58,49 @@ def test_another_version_is_named(copy, name, old):
     """
     change(copy, name, old, old + "9")
     (fault,) = faults(copy)
-    assert fault.startswith(f"{name} has the version 90.1.0, expected 0.1.0")
+    version = version_of(ROOT)
+    assert fault.startswith(f"{name} has the version 9{version}, expected {version}, as bundler/")
+
+
+@pytest.mark.parametrize(
+    "old", ['dynamic = ["version"]', 'version = { attr = "bundler.project.VERSION" }']
+)
+def test_a_version_of_another_place_is_named(copy, old):
+    """The metadata take the version from one line of the package, and a second one is a fault."""
+    change(copy, "pyproject.toml", old, 'version = "1.0.0"')
+    assert list(faults(copy)) == [
+        "pyproject.toml does not take the version from bundler/project.py"
+    ]
+
+
+def test_a_build_reads_the_version_without_what_the_package_needs(tmp_path):
+    """setuptools takes it from the text of the module: the Python that builds lacks msgspec."""
+    expand = pytest.importorskip("setuptools.config.expand")
+    module = tmp_path / "bundler" / "project.py"
+    module.parent.mkdir()
+    module.write_text(
+        "import nothing_of_this_name\n" + (ROOT / "bundler/project.py").read_text(encoding="utf-8")
+    )
+    assert expand.read_attr("bundler.project.VERSION", root_dir=tmp_path) == version_of(ROOT)
 
 
 def test_a_tag_has_to_be_the_version_and_the_newest_heading(copy):
     """An untagged checkout may have unreleased changes, a release may not."""
     assert list(faults(copy)) == []
-    change(copy, "CHANGELOG.md", "## [Unreleased]", "## [0.1.1] - 2026-12-01")
-    assert len(list(faults(copy, "v0.1.0"))) == 1
-    assert [fault.partition(" is ")[0] for fault in faults(copy, "v0.1.1")] == [
+    change(copy, "CHANGELOG.md", "## [Unreleased]", "## [9.1.1] - 2026-12-01")
+    version = version_of(ROOT)
+    assert "the first heading of CHANGELOG.md" in list(faults(copy, f"v{version}"))[-1]
+    assert [fault.partition(" is ")[0] for fault in faults(copy, "v9.1.1")] == [
+        f"CHANGELOG.md names neither {version} nor Unreleased",
         "the tag",
         "the first heading of CHANGELOG.md",
     ]
-    for name in set(PLACES) - {"CHANGELOG.md"}:
+    for name in ("bundler/project.py", "CITATION.cff", RECIPE):
         text = (copy / name).read_text(encoding="utf-8")
         (copy / name).write_text(
-            re.sub(
-                r"(ersion__ = |VERSION = |ersion(?: =|:) )(\"?)0\.1\.0", r"\g<1>\g<2>0.1.1", text
-            )
+            re.sub(r"(VERSION = |\bversion: )(\"?)\d+\.\d+\.\d+", r"\g<1>\g<2>9.1.1", text)
         )
-    assert list(faults(copy, "v0.1.1")) == []
+    assert list(faults(copy, "v9.1.1")) == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import pytest
 
 from tools.wheels import release
 from tools.wheels.bill import bill_of, pinned_versions, text_of
-from tools.wheels.interpreters import Interpreter, find
+from tools.wheels.interpreters import FREE_THREADED, Interpreter, find
 from tools.wheels.release import Kind, settled
 from tools.wheels.trial import EXTENSIONS, fits, problems_of, promised
 
@@ -107,6 +107,7 @@ def test_pins_are_read():
     [
         ('["3.99", "3.99.1", "/include", true]', True),
         ('["3.98", "3.98.1", "/include", true]', False),  # another Python under this name
+        ('["3.99t", "3.99.1", "/include", true]', False),  # one without the lock
         ('["3.99", "3.99.1", "/include", false]', False),  # no headers
         (None, False),  # pyenv's program for a version that is not selected
     ],
@@ -134,7 +135,7 @@ def test_one_setuptools_builds_and_is_tested():
 
 def test_names_say_what_a_file_brings():
     """The limited API is named in pyproject.toml; a wheel for AArch64 does not fit this
-    interpreter, a wheel without machine code fits all.
+    interpreter, a wheel without machine code fits all, and a free-threaded Python takes no other.
     """
     limited = {"_kernel_reader", "_kernel_writer"}
     assert {name for name, is_limited in EXTENSIONS.items() if is_limited} == limited
@@ -154,6 +155,9 @@ def test_names_say_what_a_file_brings():
     ]
     fitting = [name for name in [*names, "t-1-py3-none-any.whl", "t-1.tar.gz"] if fits(name, one)]
     assert fitting == [names[0], names[4], "t-1-py3-none-any.whl", "t-1.tar.gz"]
+    free = Interpreter("3.12t", "3.12.1", "python3.12t", "include")
+    fitting = [name for name in [*names, "t-1-py3-none-any.whl", "t-1.tar.gz"] if fits(name, free)]
+    assert fitting == ["t-1-py3-none-any.whl", "t-1.tar.gz"]
 
 
 def test_a_wheel_without_its_extensions_is_no_wheel_for_a_machine(wheel):
@@ -195,7 +199,7 @@ def test_an_archive_is_the_same_whoever_packs_it():
 
 def test_the_variable_chooses_extensions(tmp_path):
     """`BUNDLER_BUILD_EXTENSIONS` leaves extensions out; a value that is none of three ends the
-    build with a sentence.
+    build with a sentence; a free-threaded Python gets none, since one would bring its lock back.
     """
     pytest.importorskip("setuptools")
     shutil.copy(ROOT / "setup.py", tmp_path)
@@ -211,18 +215,20 @@ def test_the_variable_chooses_extensions(tmp_path):
         f'[project]\nname = "x"\nversion = "1"\n[tool.setuptools]\npackages = []\n{lines}'
     )
     program = textwrap.dedent("""
-        import os, sys, setuptools
+        import os, sys, sysconfig, setuptools
         real = setuptools.setup
         setuptools.setup = lambda **words: print([one.name.split(".")[-1] for one in real(**words).ext_modules or []])
         sys.argv = ["setup.py", "--name"]
-        for choice in ("all", "abi3", "none", "some"):
-            os.environ["BUNDLER_BUILD_EXTENSIONS"] = choice
+        for choice in ("all", "abi3", "none", "free-threaded", "some"):
+            free = choice == "free-threaded"
+            sysconfig.get_config_vars()["Py_GIL_DISABLED"] = free
+            os.environ["BUNDLER_BUILD_EXTENSIONS"] = "all" if free else choice
             exec(open("setup.py").read())
     """)
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line != "x"]
-    assert found == [str(list(EXTENSIONS)), "['_kernel_writer', '_kernel_reader']", "[]"]
+    assert found == [str(list(EXTENSIONS)), "['_kernel_writer', '_kernel_reader']", "[]", "[]"]
     assert done.stderr == "BUNDLER_BUILD_EXTENSIONS is 'some'; expected all, abi3 or none\n"
 
 
@@ -300,8 +306,12 @@ def test_files_are_built_twice_and_are_the_same(run_tool, tmp_path):
             everything = b"".join(archive.read(name) for name in archive.namelist())
         assert str(tmp_path).encode() not in everything
         assert str(ROOT).encode() not in everything
-    done = run_tool("wheels trial", out, "--python", version, timeout=400)
+    done = run_tool("wheels trial", out, "--python", version, *FREE_THREADED, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    used = re.findall(r" (\S+)  extensions used: (.+)$", done.stdout, re.MULTILINE)
-    assert len(used) == 4
-    assert [names for name, names in used if name.endswith("-none-any.whl")] == ["none"]
+    used = re.findall(r" (\S+)  extensions used: ([^,\n]+)", done.stdout)
+    free = len(find(FREE_THREADED))
+    assert len(used) == 4 + 2 * free
+    assert [names for name, names in used if name.endswith("-none-any.whl")] == ["none"] * (
+        1 + free
+    )
+    print(*[line for line in done.stdout.splitlines() if line.startswith("skipped")], sep="\n")

@@ -151,6 +151,8 @@ def test_a_statement_is_for_one_tag_of_one_store(fields, reason):
     """Carried to another store, or for another tag or bundle, it does not count."""
     judgement = policy().of_tag([of_tag(**fields)], "prod", "prod/llama", CONTENT)
     assert reason in judgement.reason
+    with pytest.raises(Untrusted, match=r"triton-bundler push --key"):
+        policy().require(judgement, "kernels", "tag 'prod/llama'")
 
 
 def test_a_key_signs_only_the_tags_of_its_scope():

@@ -19,18 +19,22 @@ from pathlib import Path
 
 from tools.shared.processes import captured, said
 
-SUPPORTED = ("3.11", "3.12", "3.13")
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
+# Without the lock of the interpreter.  They have no wheel of their own, and are tried with the one
+# that has no machine code.
+FREE_THREADED = ("3.14t",)
 _ASK = (
     "import json, os, sys, sysconfig, venv; include = sysconfig.get_paths()['include'];"
-    "print(json.dumps(['%d.%d' % sys.version_info[:2], sys.version.split()[0], include,"
-    " os.path.isfile(os.path.join(include, 'Python.h'))]))"
+    "print(json.dumps(['%d.%d' % sys.version_info[:2]"
+    " + 't' * bool(sysconfig.get_config_var('Py_GIL_DISABLED')),"
+    " sys.version.split()[0], include, os.path.isfile(os.path.join(include, 'Python.h'))]))"
 )
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """One Python: `version` as 3.12, `release` as 3.12.1, and where its program and its headers
-    are.
+    """One Python: `version` as 3.12, or 3.14t where it is free-threaded, `release` as 3.12.1, and
+    where its program and its headers are.
     """
 
     version: str
@@ -42,6 +46,11 @@ class Interpreter:
     def tag(self) -> str:
         """The name of the version in a wheel's name."""
         return "cp" + self.version.replace(".", "")
+
+    @property
+    def free_threaded(self) -> bool:
+        """Whether it was built without the lock of the interpreter."""
+        return self.version.endswith("t")
 
 
 def find(versions: Iterable[str] = SUPPORTED) -> list[Interpreter]:

@@ -232,7 +232,7 @@ def release(
     for sentence in left_out:
         sys.stderr.write(f"release: {sentence}\n")
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("triton_bundler-*"), *folder.glob("SHA256SUMS")]:
+    for old in [*folder.glob("triton_bundler-*"), *folder.glob("SHA256SUMS*")]:
         old.unlink()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as threads:
         pin = f"setuptools=={pinned_versions()['setuptools']}"
@@ -291,8 +291,8 @@ def main() -> int:
         metavar="VERSION",
         default=interpreters.SUPPORTED,
         help=(
-            "which Python versions to build for; default: 3.11 3.12 3.13, of which those that are"
-            " here"
+            f"which Python versions to build for; default: {' '.join(interpreters.SUPPORTED)}, of"
+            " which those that are here"
         ),
     )
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `trial.py` runs in an environment that has one built file: use the installed package, and
-print as JSON what came out.
+print as JSON what came out, also of four threads at once and of subinterpreters.
 
 It imports nothing of this repository but the installed `bundler`: load a golden bundle, restore it,
 pack what was restored. `extensions` are those that were called, or, where only a GPU has them
@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,44 @@ def launch_extensions() -> set[str]:
     return {name for name, it in found.items() if it is not None}
 
 
+def restored_by_threads(golden: str, folder: Path) -> set[str]:
+    """Restore a bundle by four threads at once, each to a place of its own, and return the
+    different digests of what is there.
+    """
+
+    def restored(number: int) -> str:
+        root = folder / f"thread-{number}"
+        bundler.restore(golden, root, keep="all")
+        return tree_digest(root)
+
+    with ThreadPoolExecutor(4) as threads:
+        return set(threads.map(restored, range(4)))
+
+
+def in_subinterpreters(golden: str) -> dict[str, str]:
+    """Return what loading a bundle ends with in a subinterpreter, by its kind: `legacy` shares the
+    lock of the main one, `isolated` has its own; empty where this Python makes only one kind.
+    """
+    try:
+        interpreters = importlib.import_module("_interpreters")
+    except ImportError:
+        return {}
+    code = f"import sys; sys.path[:] = {sys.path}; import bundler; bundler.Bundle.load({golden!r})"
+    ends = {}
+    for kind in ("legacy", "isolated"):
+        made = interpreters.create(kind)
+        error = interpreters.exec(made, code)
+        interpreters.destroy(made)
+        ends[kind] = error.type.__name__ if error else "loaded"
+    return ends
+
+
+def lock() -> str:
+    """Say whether this process has the lock of the interpreter, after all was loaded."""
+    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return "with the GIL" if is_enabled() else "without the GIL"
+
+
 def tree_digest(root: Path) -> str:
     """Return a digest of names and bytes of all files; paths of the folder itself, which Triton's
     metadata has, are left out.
@@ -84,6 +123,9 @@ def main() -> None:
         root = Path(folder).resolve() / "cache"
         report = bundler.restore(golden, root, keep="all")
         restored, tree = report.restored, tree_digest(root)
+        trees = restored_by_threads(golden, Path(folder).resolve())
+        if trees != {tree}:
+            raise SystemExit(f"threads restored {sorted(trees)}, expected {tree}")
         packed = bundler.pack(root).digest
     extensions = {name for name, calls in counts.items() if calls} | launch_extensions()
     idle = {name for name, calls in counts.items() if not calls}
@@ -95,6 +137,8 @@ def main() -> None:
                 "extensions": sorted(extensions),
                 "where": str(Path(bundler.__file__).parent),
                 "versions": [bundler.__version__, importlib.metadata.version("triton-bundler")],
+                "lock": lock(),
+                "interpreters": in_subinterpreters(golden),
                 "results": [digest, kernels, restored, tree, packed],
             }
         )

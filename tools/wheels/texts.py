@@ -5,6 +5,8 @@ built, and has the form that its readers expect.
 `faults` finds where they do not: versions, the tag, the headings of CHANGELOG.md (keep a
 changelog), CITATION.cff, the conda recipe and the file of the container image.  The last three are
 given to cffconvert, rattler-build and hadolint too, where these are installed, as `make dist` does.
+The version is the one in bundler/project.py.  While its section of CHANGELOG.md is written, that
+section is `[Unreleased]`; a tag asks for the version and a day.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 RECIPE = "deploy/conda/recipe.yaml"
 VARIANTS = "deploy/conda/variants.yaml"
 IMAGE = "deploy/image/Containerfile"
-# Where the version stands, each time as the group of an expression.
+VERSION = "bundler/project.py"
+# What else names the version, each time as the group of an expression.
 _PLACES = {
-    "bundler/__init__.py": r'^__version__ = "(.+)"$',
-    "bundler/project.py": r'^VERSION = "(.+)"$',
     "CITATION.cff": r"^version: (.+)$",
     RECIPE: r'^  version: "(.+)"$',
 }
+_SOURCE = {"attr": "bundler.project.VERSION"}
 _RELEASED = re.compile(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)")
 
 
@@ -39,27 +41,40 @@ def faults(root: Path, tag: str | None = None) -> Iterator[str]:
     """Yield a sentence for each disagreement; with a tag, also for what an untagged checkout may
     have and a release may not.
     """
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "version"
-    ]
+    metadata = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    source = metadata["tool"]["setuptools"].get("dynamic", {}).get("version")
+    if metadata["project"].get("dynamic") != ["version"] or source != _SOURCE:
+        yield f"pyproject.toml does not take the version from {VERSION}"
+    version = version_of(root)
     for name, expression in _PLACES.items():
         found = re.findall(expression, (root / name).read_text(encoding="utf-8"), re.MULTILINE)
         if found != [version]:
             yield (
                 f"{name} has the version {', '.join(found) or 'nowhere'}, expected {version}, as"
-                " pyproject.toml has it"
+                f" {VERSION} has it"
             )
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     yield from changelog_faults(changelog, version)
     if tag is not None:
         first = next(iter(re.findall(r"^## (.*)$", changelog, re.MULTILINE)), "")
         if tag != f"v{version}":
-            yield f"the tag is {tag}, expected v{version}, as pyproject.toml has it"
+            yield f"the tag is {tag}, expected v{version}, as {VERSION} has it"
         if not first.startswith(f"[{version}] - "):
             yield (
                 f"the first heading of CHANGELOG.md is {first!r}, expected [{version}] - and the"
                 " day, in a release"
             )
+
+
+def version_of(root: Path) -> str:
+    """Return the version of a checkout, as a build reads it.
+
+    Raises:
+        ValueError: there is no line, or more than one.
+    """
+    text = (root / VERSION).read_text(encoding="utf-8")
+    (version,) = re.findall(r'^VERSION = "(\d+\.\d+\.\d+)"$', text, re.MULTILINE)
+    return str(version)
 
 
 def changelog_faults(text: str, version: str) -> Iterator[str]:

@@ -32,6 +32,7 @@ from typing import Any
 from tools.shared.processes import captured
 from tools.wheels.bill import ROOT, pinned_versions
 from tools.wheels.interpreters import (
+    FREE_THREADED,
     SUPPORTED,
     Interpreter,
     clean_variables,
@@ -62,8 +63,9 @@ PICKS = (
         for version in SUPPORTED
         for machine in ("x86_64", "aarch64")
     ),
-    ("3.14", "manylinux_2_17_x86_64", "-cp311-abi3-manylinux_2_17_x86_64"),
-    ("3.14", "manylinux_2_17_aarch64", "-cp311-abi3-manylinux_2_17_aarch64"),
+    ("3.15", "manylinux_2_17_x86_64", "-cp311-abi3-manylinux_2_17_x86_64"),
+    ("3.15", "manylinux_2_17_aarch64", "-cp311-abi3-manylinux_2_17_aarch64"),
+    *((version, "manylinux_2_17_x86_64", "-py3-none-any") for version in FREE_THREADED),
     ("3.12", "musllinux_1_2_x86_64", "-py3-none-any"),
     ("3.12", "manylinux_2_17_ppc64le", "-py3-none-any"),
 )
@@ -72,6 +74,8 @@ _LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 ]["ext-modules"]
 #: Base name of each extension, and whether it keeps to the limited API.
 EXTENSIONS = {one["name"].rpartition(".")[2]: one.get("py-limited-api", False) for one in _LISTED}
+# What a bundle's load ends with, by the kind of a subinterpreter; docs/stability.md says it.
+IN_SUBINTERPRETERS = {"legacy": "loaded", "isolated": "UnsupportedInterpreter"}
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -79,8 +83,9 @@ def fits(file: str, interpreter: Interpreter) -> bool:
     """Whether a file can be installed for an interpreter on this machine."""
     if file.endswith((".tar.gz", "-none-any.whl")):
         return True
+    # The stable ABI is that of Pythons with the lock.
     return file.endswith(f"_{platform.machine()}.whl") and (
-        "-abi3-" in file or f"-{interpreter.tag}-" in file
+        f"-{interpreter.tag}-" in file or ("-abi3-" in file and not interpreter.free_threaded)
     )
 
 
@@ -96,7 +101,8 @@ def try_file(file: Path, interpreter: Interpreter, house: Path, folder: Path) ->
     found: dict[str, Any] = json.loads(
         _run(python, "-I", ROOT / "tools" / "wheels" / "smoke.py", GOLDEN)
     )
-    expected = promised(file.name) if file.suffix == ".whl" or shutil.which("cc") else set()
+    compiles = shutil.which("cc") and not interpreter.free_threaded
+    expected = promised(file.name) if file.suffix == ".whl" or compiles else set()
     if set(found["extensions"]) != expected:
         raise RuntimeError(
             f"extensions {found['extensions']} were used, expected {sorted(expected)}"
@@ -106,6 +112,8 @@ def try_file(file: Path, interpreter: Interpreter, house: Path, folder: Path) ->
     version = file.name.removesuffix(".tar.gz").split("-")[1]
     if set(found["versions"]) != {version}:
         raise RuntimeError(f"versions {found['versions']}, expected {version}")
+    if found["interpreters"] not in ({}, IN_SUBINTERPRETERS):
+        raise RuntimeError(f"subinterpreters: {found['interpreters']}")
     pip("--python", python, "install", "--no-compile", *offline, f"{file}[cli]")
     command = Path(python).with_name("triton-bundler")
     found["inspected"] = _run(command, "inspect", GOLDEN)
@@ -124,7 +132,8 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
     for one, house in houses.items():
         bare = environment(one, folder / f"bare-{one.version}")
         pinned = ("-c", str(ROOT / "constraints.txt"), *pins)
-        pip("--python", bare, "download", "-d", str(house), *pinned)
+        # Not `download`: what has no wheel for this Python is compiled here, once.
+        pip("--python", bare, "wheel", "-w", str(house), *pinned)
     results: dict[str, str] = {}
     with ThreadPoolExecutor(2) as threads:
         places = [folder / f"env-{number}" for number in range(len(pairs))]
@@ -142,8 +151,10 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
                 [outcome["results"], outcome["inspected"]]
             )
             names = ", ".join(sorted(outcome["extensions"])) or "none"
+            lock = f", {outcome['lock']}" if one.free_threaded else ""
             print(
-                f"{seconds:5.1f} s  Python {one.release:8} {file.name}  extensions used: {names}",
+                f"{seconds:5.1f} s  Python {one.release:8} {file.name}  extensions used:"
+                f" {names}{lock}",
                 flush=True,
             )
     first = next(iter(results), "")
@@ -167,7 +178,13 @@ def picks(folder: Path, scratch: Path) -> Iterator[str]:
             continue
         place = scratch / f"pick-{number}"
         offered = ("--no-deps", "--no-index", "--only-binary=:all:", "--find-links", str(folder))
-        asked = (f"--python-version={version}", f"--platform={system}", "triton-bundler")
+        free = ("--implementation=cp", f"--abi=cp{version.replace('.', '')}")
+        asked = (
+            f"--python-version={version.removesuffix('t')}",
+            *(free if version.endswith("t") else ()),
+            f"--platform={system}",
+            "triton-bundler",
+        )
         pip("download", "-d", str(place), *offered, *asked)
         (taken,) = place.iterdir()
         print(f"pip on Python {version}, {system}: {taken.name}")
@@ -194,7 +211,7 @@ def main() -> int:
     """Try the files of the folder in the command line; the status is 1 when one has a fault."""
     parser = argparse.ArgumentParser(prog="python -m tools.wheels trial", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", nargs="+", metavar="VERSION", default=SUPPORTED)
+    parser.add_argument("--python", nargs="+", metavar="VERSION", default=SUPPORTED + FREE_THREADED)
     arguments = parser.parse_args()
     files = sorted(
         [*arguments.folder.resolve().glob("*.whl"), *arguments.folder.resolve().glob("*.tar.gz")]

@@ -102,6 +102,7 @@ def _functions(code):
     """Return the code of every function; what runs at import is no branch of a driver."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            if constant.co_flags & 1:  # CO_OPTIMIZED: a function's, not a class's
+            # CO_OPTIMIZED: a function's, not a class's.  Annotations are a function in Python 3.14.
+            if constant.co_flags & 1 and constant.co_name != "__annotate__":
                 yield constant
             yield from _functions(constant)
