@@ -56,6 +56,7 @@ def test_a_short_soak_loses_nothing(run_tool, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:nothing in this bundle:bundler.errors.BundlerWarning")
 @pytest.mark.parametrize("harm", ["units", "tag"])
 def test_a_lost_kernel_is_found(service, tmp_path, harm):
     """A unit or a tag that goes behind the service's back is a problem of the next restore."""

@@ -114,7 +114,8 @@ class Service:
         return store, f"w{self.number}/{self.chance.randrange(TAGS_EACH)}"
 
     def _places(self) -> list[int]:
-        return self.chance.sample(range(len(self.right.keys)), self.chance.randint(1, 3))
+        known = len(self.right.keys)
+        return self.chance.sample(range(known), self.chance.randint(1, min(3, known)))
 
     def _record(self) -> str:
         store, places = self.chance.choice([*self.stores]), self._places()
