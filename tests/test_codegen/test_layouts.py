@@ -99,6 +99,7 @@ def test_a_view_of_a_copy_does_not_show_the_original():
 SERVED = {
     "another dtype": (torch.ones(4, 6, dtype=torch.float64), "dtype float32, got float64"),
     "other sizes": (torch.ones(4, 7), r"sizes \(4, 6\), got \(4, 7\)"),
+    "other sizes, the same strides": (torch.ones(5, 6), r"sizes \(4, 6\), got \(5, 6\)"),
     "more dimensions": (torch.ones(4, 6, 1), "dimensions 2, got 3"),
     "other strides": (torch.ones(6, 4).t(), r"strides \(6, 1\), got \(1, 4\)"),
     "another device": (torch.ones(4, 6, device="meta"), "device cpu, got meta"),
