@@ -86,6 +86,13 @@ def test_a_view_is_another_tensor_than_what_it_shows():
     assert view.data_ptr() == given.data_ptr()
 
 
+def test_a_view_of_another_type_is_no_view_of_the_input():
+    """The input's memory is seen with the input's type alone."""
+    function = lambda x: (x.add_(1), x.view(torch.int32))[1]  # noqa: E731
+    (output,) = plan_of(function, torch.ones(4, 6)).outputs
+    assert (output.buffer != "arg0", output.spec.dtype) == (True, "int32")
+
+
 def test_a_view_of_a_copy_does_not_show_the_original():
     """An operator that returns a view is given memory of the copy's own, though its elements lie in
     the input, too.
