@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 # Clocks of signers and readers may differ by so much before a statement counts as made in the
 # future.
 CLOCK_SKEW_S = 300.0
+_OR_TRUST = ", or trust its key (`triton-bundler key trust`)"
 # How to mend what is not signed, by the kind of statement that it lacks.
 _FIXES: dict[type[BundleStatement | TagStatement], str] = {
-    kind: f"{how}, or trust its key (`triton-bundler key trust`)"
-    for kind, how in (
-        (BundleStatement, "sign it with a key that you trust (`triton-bundler sign`)"),
-        (TagStatement, "push it with a key that you trust (`triton-bundler push --key`)"),
-    )
+    BundleStatement: f"sign it with a key that you trust (`triton-bundler sign`){_OR_TRUST}",
+    TagStatement: f"push it with a key that you trust (`triton-bundler push --key`){_OR_TRUST}",
 }
 _S = TypeVar("_S", BundleStatement, TagStatement)
 _MAX_BYTES = 16 << 10
