@@ -398,7 +398,10 @@ class Maintenance:
                 ).get(manifest)
             reached.add(manifest)
             if value is None:
-                unfollowed.append((tag, f"its manifest {manifest} is missing"))
+                # The tag may have been set anew meanwhile, and the bundle that it named before been
+                # pruned. What it names now was touched by who set it, so that no prune removes it.
+                if (tag, manifest, "") in set(self._tagged()):
+                    unfollowed.append((tag, f"its manifest {manifest} is missing"))
                 continue
             try:
                 content = self._checked(manifest, value, partial(self._content, manifest), ())

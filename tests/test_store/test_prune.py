@@ -290,6 +290,27 @@ def test_several_tags_keep_what_each_reaches(filled):
     assert oracle.raw(filled) == {}
 
 
+def test_a_tag_that_is_set_anew_while_it_is_followed_does_not_stop_pruning(filled):
+    """What another prune removed behind a tag that names something else by now is no damage."""
+    filled.push(oracle.bundle("D"), "u")
+    oracle.age(filled, 10 * DAYS)
+    before = oracle.manifest_of(filled, "u")
+
+    class Overtaken(oracle.Wrapped):
+        def around(self, name, call, argument):
+            if name == "get" and before in argument and before in oracle.raw(filled):
+                filled.push(oracle.bundle("C"), "u", "replace")
+                oracle.drop(filled, before)
+            return call(argument)
+
+    report = oracle.wrapped(filled, Overtaken).prune()
+    assert report.unfollowed == ()
+    assert before not in oracle.raw(filled)
+    assert report.removed
+    assert oracle.contents(filled.pull("u")) == oracle.contents(oracle.bundle("C"))
+    assert filled.verify().sound
+
+
 @pytest.mark.parametrize("harm", [oracle.flip, oracle.drop], ids=["damaged", "missing"])
 def test_a_tag_that_cannot_be_followed_stops_pruning(filled, harm):
     """Without its manifest nobody knows what a tag reaches: nothing goes, the report says why,
