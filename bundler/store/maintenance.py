@@ -65,6 +65,10 @@ def _nobody(_done: int, _total: int) -> None:
     """Tell nobody how far the work is."""
 
 
+# A tag, the key of its manifest, and where that cannot be told, why.
+_Tagged = tuple[str, str | None, str]
+
+
 class _Reached(NamedTuple):
     """What tags reach.
 
@@ -384,13 +388,14 @@ class Maintenance:
 
     def _reached(self) -> _Reached:
         reached: set[str] = set()
-        unfollowed: list[tuple[str, str]] = []
+        unfollowed: list[tuple[_Tagged, str]] = []
         bundles: list[tuple[BundlePlace, frozenset[str]]] = []
         moved: dict[str, str] = {}
         for tag, manifest, why, hinted in self._tagged_and_hinted():
             reached.update(hinted)  # a dictionary that a tag names serves its next push
+            tagged = tag, manifest, why
             if manifest is None:
-                unfollowed.append((tag, why))
+                unfollowed.append((tagged, why))
                 continue
             with store_errors(self._name):
                 value = self._backend.get_within(
@@ -398,15 +403,12 @@ class Maintenance:
                 ).get(manifest)
             reached.add(manifest)
             if value is None:
-                # The tag may have been set anew meanwhile, and the bundle that it named before been
-                # pruned. What it names now was touched by who set it, so that no prune removes it.
-                if (tag, manifest, "") in set(self._tagged()):
-                    unfollowed.append((tag, f"its manifest {manifest} is missing"))
+                unfollowed.append((tagged, f"its manifest {manifest} is missing"))
                 continue
             try:
                 content = self._checked(manifest, value, partial(self._content, manifest), ())
             except DAMAGED as error:
-                unfollowed.append((tag, error.message))
+                unfollowed.append((tagged, error.message))
                 continue
             names = names_in(content)
             reached |= {unit.key for unit in store_layout.units_of(content)}
@@ -416,9 +418,18 @@ class Maintenance:
             place = BundlePlace(manifest, tag if store_layout.is_tag(tag) else "")
             bundles.append((place, names))
         reached |= set(map(moved_entry, moved))
-        return _Reached(reached, tuple(unfollowed), bundles, moved)
+        return _Reached(reached, tuple(self._still_so(unfollowed)), bundles, moved)
 
-    def _tagged(self) -> Iterator[tuple[str, str | None, str]]:
+    def _still_so(self, found: list[tuple[_Tagged, str]]) -> Iterator[tuple[str, str]]:
+        """Yield the tags with what was found wrong with them, but not those that were set anew
+        meanwhile: what such a tag named before may have been pruned.
+        """
+        still = set(self._tagged()) if found else set()
+        for tagged, reason in found:
+            if tagged in still:
+                yield tagged[0], reason
+
+    def _tagged(self) -> Iterator[_Tagged]:
         """Yield each tag, the key of its manifest, and where that cannot be told, why."""
         return ((tag, manifest, why) for tag, manifest, why, _ in self._tagged_and_hinted())
 
@@ -510,20 +521,19 @@ class Maintenance:
         return Content.decode(content_bytes, self._limits)
 
     def _without_manifest(
-        self, tagged: list[tuple[str, str | None, str]], sound: set[str], damaged: Collection[str]
+        self, tagged: list[_Tagged], sound: set[str], damaged: Collection[str]
     ) -> Iterator[tuple[str, str]]:
+        found: list[tuple[_Tagged, str]] = []
         bad = self._still_bad(
             {manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged
         )
-        unsound = [entry for entry in tagged if entry[1] is None or entry[1] in bad]
-        # The tag may have been set anew meanwhile, and the bundle that it named before been pruned.
-        still = set(self._tagged()) if unsound else set()
-        for tag, manifest, why in unsound:
-            if (tag, manifest, why) in still:
-                yield (
-                    tag,
-                    why if manifest is None else f"its manifest {manifest} is missing or damaged",
-                )
+        for entry in tagged:
+            _, manifest, why = entry
+            if manifest is None:
+                found.append((entry, why))
+            elif manifest in bad:
+                found.append((entry, f"its manifest {manifest} is missing or damaged"))
+        return self._still_so(found)
 
     def _without_units(
         self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]
