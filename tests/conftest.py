@@ -66,7 +66,12 @@ with recording.collect() as bundle:
 
 
 def pytest_configure(config):
-    """Refuse to test the checkout where the installed wheel is what counts."""
+    """Refuse to test the checkout where the installed wheel is what counts; let Ctrl-C reach what
+    tests start.
+    """
+    # A job in the background of a shell ignores it, and so would every program that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (
         os.environ.get(_OURS_TO_KEEP) == "1"
         and Path(bundler.__file__).resolve().parent == ROOT / "bundler"

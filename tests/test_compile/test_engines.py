@@ -254,7 +254,7 @@ def test_ctrl_c_leaves_nothing_running(place, module):
     process = place.start("-o", "built.tbundle", "--executor", f"{module}:executor")
     until(lambda: place.jobs() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(LIMIT_S) == 130
+    assert process.wait(LIMIT_S) == 130, (place.path / "err").read_text()[-4000:]
     until(lambda: not place.processes())
     assert not (place.path / "built.tbundle").exists()
     assert not list((place.path / "t").glob("triton-bundler-client-*"))
@@ -397,7 +397,7 @@ def test_a_cluster_of_somebody_else_stays_and_our_compiles_end(place, cluster):
     process = place.start(*words, DASK_SCHEDULER=cluster.address)
     until(lambda: place.jobs() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    process.wait(LIMIT_S)
+    assert process.wait(LIMIT_S) == 130
     until(lambda: not place.jobs())
     until(lambda: not list((place.path / "t").glob("triton-bundler-client-*")))
     assert cluster.scheduler.poll() is None

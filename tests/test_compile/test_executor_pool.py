@@ -372,8 +372,7 @@ def test_a_function_that_makes_no_executor_is_refused(on):
 
 
 PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
+import sys
 from concurrent.futures import Executor, Future
 from service_work import job
 from bundler.compile.service import CompileService
