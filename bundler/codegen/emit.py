@@ -142,7 +142,7 @@ def _planned(
         jobs = plan.add_calls(
             kernel.fn,
             source,
-            [(_arguments(kernel), _keywords(config) | kernel.compile_options)],
+            [(kernel.argument_specs, _keywords(config) | kernel.compile_options)],
             target,
         )
         found.append((_choice(config), jobs[0].key if jobs else ""))
@@ -198,21 +198,6 @@ def _choice(config: Config) -> KernelChoice:
 
 def _keywords(config: Config) -> dict[str, Any]:
     return config.all_kwargs()
-
-
-def _arguments(kernel: ModuleKernel) -> dict[str, str]:
-    """Return what Triton's JIT would see in a call, as specs: a type, and that it is a multiple of
-    16 or one.
-    """
-    meta: Mapping[str, Any] = kernel.triton_meta
-    aligned = {place for (place,) in meta["configs"][0]}
-    found = {}
-    for place, (name, kind) in enumerate(meta["signature"].items()):
-        if name in meta["constants"]:
-            found[name] = "i32:1"
-        elif kind != "constexpr":
-            found[name] = f"{kind}:16" if place in aligned else kind
-    return found
 
 
 def _of_plan(name: str, plan: ProgramPlan) -> Bundle:

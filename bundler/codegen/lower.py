@@ -578,7 +578,7 @@ class _Reader:
                 builder.realize(value)
         held = [self._host.held(value, changed) for _, value in self._mutations]
         self._graph.outputs = [
-            self._returned(place, changed) or self._output(value, changed)
+            self._returned(place) or self._output(value, changed)
             for place, value in enumerate(values)
         ]
         for place, item in enumerate(results):
@@ -607,13 +607,13 @@ class _Reader:
             for read, index, _ in loads_of(value.at(names))
         )
 
-    def _returned(self, place: int, changed: set[str]) -> Reference | None:
-        """Return a result that is an input, or a view of one that the program changes: as torch has
-        it, the changed one.
+    def _returned(self, place: int) -> Reference | None:
+        """Return a result that is an input, or a view of one: as torch has it, in the input's
+        memory, where the program may have changed it.
         """
         found = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
         name = "" if found is None else f"arg{found.number}"
-        if found is None or not (found.itself or name in changed):
+        if found is None:
             return None
         layout = self._graph.builder.buffers[name].layout
         if found.itself:
@@ -627,12 +627,6 @@ class _Reader:
         if isinstance(value, LazyTensor):
             if value.host is not None:
                 return self._host.held(value, changed)
-            # The result is what the input held before, so it must not be seen in the input's
-            # memory.
-            if value.root.buffer in changed:
-                value = LazyTensor(
-                    value.sizes, value.dtype, value.at, value.origins, strides=value.strides
-                )
             found = self._graph.builder.owned(value)
             return replace(found, view=value.base is not None)
         return None if value is None else sympy.sympify(value)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bundler.compile.compile_job import Job, SourceRef
+from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
 from bundler.runtime import heuristics
 from bundler.runtime.heuristics.facts import (
@@ -105,7 +107,8 @@ class ModuleKernel:
     inductor_meta: Meta
     tile_hint: str | None = None
     reduction_hint: str | None = None
-    _made: dict[Device, HeuristicKernel] = field(default_factory=dict, repr=False)
+    # By the number of the device; None stands for the interpreter.
+    _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
 
     @property
     def compile_options(self) -> dict[str, Any]:
@@ -115,9 +118,15 @@ class ModuleKernel:
         return {"debug": True, "sanitize_overflow": False} if asserts else {}
 
     def on(
-        self, device: Device, policy: Policy | None = None, options: TunerOptions | None = None
+        self,
+        device: Device,
+        policy: Policy | None = None,
+        options: TunerOptions | None = None,
+        source: SourceRef | None = None,
     ) -> HeuristicKernel:
-        """Return the kernel with candidates and grid for a device."""
+        """Return the kernel with candidates and grid for a device; `source` is where another
+        process finds it.
+        """
         setting = Setting(device, self.facts, policy or Policy())
         launch: dict[str, Any] = {
             "mutated": self.inductor_meta["mutated_arg_names"],
@@ -125,6 +134,7 @@ class ModuleKernel:
             "options": options,
             "compile_options": self.compile_options,
             "grid": self.inductor_meta["grid_type"],
+            "source": source,
         }
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
@@ -141,15 +151,56 @@ class ModuleKernel:
         """Launch on the current device, tuned at the first call; in Triton's interpreter run the
         first candidate.
         """
-        interpreted = toolchain.interpreted(self.fn)
-        device = _INTERPRETED if interpreted else current_device()
-        if interpreted:
-            args = tuple(
-                toolchain.interpreted_double(a) if isinstance(a, float) else a for a in args
-            )
-        if device not in self._made:
-            self._made[device] = self.on(device)
-        self._made[device].run(*args)
+        self.bound()(*args)
+
+    def jobs(self, text: str) -> list[Job]:
+        """Return the compiles that a launch on the current device needs, one for each candidate.
+
+        Args:
+            text: of the kernel's module.
+
+        Raises:
+            ConfigError: the arguments do not fit the function.
+        """
+        source = SourceRef("text", self.fn.__name__, data=text.encode())
+        # No workers of its own: what is compiled ahead, it finds in Triton's cache.
+        kernel = self.on(current_device(), options=TunerOptions(workers=1), source=source)
+        found = kernel.jobs(self.argument_specs, current_target())
+        self._made[_driver().device()] = kernel
+        return found
+
+    @property
+    def argument_specs(self) -> dict[str, str]:
+        """What Triton's JIT would see in a call, as specs: a type, and that it is a multiple of 16
+        or one.
+        """
+        meta = self.triton_meta
+        aligned = {place for (place,) in meta["configs"][0]}
+        found = {}
+        for place, (name, kind) in enumerate(meta["signature"].items()):
+            if name in meta["constants"]:
+                found[name] = "i32:1"
+            elif kind != "constexpr":
+                found[name] = f"{kind}:16" if place in aligned else kind
+        return found
+
+    def bound(self) -> Callable[..., None]:
+        """Return what does as `run`, as long as the current device is the same."""
+        number = None if self.is_interpreted else _driver().device()
+        kernel = self._made.get(number)
+        if kernel is None:
+            device = _INTERPRETED if number is None else current_device()
+            kernel = self._made[number] = self.on(device)
+        return kernel.run if number is not None else functools.partial(_interpret, kernel)
+
+    @cached_property
+    def is_interpreted(self) -> bool:
+        """Whether it runs in Triton's interpreter."""
+        return toolchain.interpreted(self.fn)
+
+
+def _interpret(kernel: HeuristicKernel, *args: Any) -> None:
+    kernel.run(*(toolchain.interpreted_double(a) if isinstance(a, float) else a for a in args))
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ Users call it, the command `generate`, and the backend of torch.compile.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import ascii_letters, digits
@@ -29,7 +29,6 @@ from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.program_plan import ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner
 from bundler.runtime.program.seed_stream import SeedSource
-from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 # Name of a program whose graph comes from no function.
@@ -189,28 +188,57 @@ class Program:
         """Whether the kernels run in Triton's interpreter, on the CPU; importing them runs the
         generated text.
         """
-        return all(toolchain.interpreted(kernel.fn) for kernel in self.modules.values())
+        return all(kernel.is_interpreted for kernel in self.modules.values())
 
     @cached_property
     def _runner(self) -> ProgramRunner:
-        def launch(name: str, arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
-            self.modules[name].run(*arguments)
-            # After each launch, so that the kernel that made the number is named.
-            wrong = unusual_numbers(arguments) if self.options.nan_checks else ""
+        memory = TorchMemory(self.device)
+        constants = {
+            name: tensor if name in self.host_constants else memory.placed(tensor)
+            for name, tensor in self.constants.items()
+        }
+        launch = _CheckingLauncher if self.options.nan_checks else _JitLauncher
+        return ProgramRunner(
+            self.plan,
+            launch(self.modules),
+            memory,
+            constants,
+            memory.seeds,
+            separate=not self.guarded,
+        )
+
+
+class _JitLauncher:
+    """Launches the kernels of modules by Triton's JIT, or its interpreter."""
+
+    def __init__(self, modules: Mapping[str, Any]) -> None:
+        self._modules = modules
+
+    def bound(self, name: str, _sizes: Mapping[str, int]) -> Callable[..., None]:
+        """Return what launches a kernel, whose grid follows from its arguments."""
+        found: Callable[..., None] = self._modules[name].bound()
+        return found
+
+
+class _CheckingLauncher(_JitLauncher):
+    """Looks after each launch for a NaN or an infinity, so that the kernel that made it is
+    named.
+    """
+
+    def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
+        """Return what launches a kernel and looks at its arguments."""
+        launch = super().bound(name, sizes)
+
+        def checking(*arguments: Any) -> None:
+            launch(*arguments)
+            wrong = unusual_numbers(arguments)
             if wrong:
                 raise FloatingPointError(
                     f"{name}: after its launch {wrong}: expected finite numbers; look at what the"
                     " function computes there, or leave nan_checks out"
                 )
 
-        memory = TorchMemory(self.device)
-        constants = {
-            name: tensor if name in self.host_constants else memory.placed(tensor)
-            for name, tensor in self.constants.items()
-        }
-        return ProgramRunner(
-            self.plan, launch, memory, constants, memory.seeds, separate=not self.guarded
-        )
+        return checking
 
 
 def generate(

@@ -23,12 +23,14 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from bundler.codegen import compile_ahead
 from bundler.codegen.attention import with_attention
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
+from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
 
@@ -50,7 +52,8 @@ def triton_bundler(
         module, example_inputs: as torch hands them over.
         options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that
             runs as torch has it; `verify`, whether the first call of each program is compared with
-            eager torch's.
+            eager torch's; `workers`, how many processes compile kernels while torch traces on, None
+            for one a core, 1 for none.
 
     Raises:
         ConfigError: another option.
@@ -58,16 +61,21 @@ def triton_bundler(
     chosen = dict(options or {})
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
     generated = GenerateOptions(verify=chosen.pop("verify", False))
+    workers = chosen.pop("workers", None)
+    worker_count(workers)
     if chosen or not isinstance(generated.verify, bool):
         raise ConfigError(
-            "backend triton_bundler: expected the options programs, a list, and verify, True or"
-            f" False, got {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
+            "backend triton_bundler: expected the options programs, a list, verify, True or False,"
+            " and workers, a number, got"
+            f" {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
             got=sorted(chosen) or generated.verify,
         )
     before = len(programs)
-    compiler = partial(compile_graph, programs=programs, options=generated)
+    compiler = partial(compile_graph, programs=programs, options=generated, workers=workers)
     compiled = aot_autograd(
-        fw_compiler=partial(_compile_forward, programs=programs, options=generated),
+        fw_compiler=partial(
+            _compile_forward, programs=programs, options=generated, workers=workers
+        ),
         bw_compiler=compiler,
         inference_compiler=compiler,
         decompositions=decompositions(),
@@ -126,6 +134,7 @@ def compile_graph(
     *,
     programs: list[Program | FallbackCall],
     options: GenerateOptions | None = None,
+    workers: int | None = 1,
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be
     generated.
@@ -145,7 +154,8 @@ def compile_graph(
             "its tensors are on the CPU, which no kernel runs on without Triton's interpreter",
         )
     programs.append(program)
-    boxed: Callable[..., Any] = make_boxed_func(_TriedProgram(program, module, programs))
+    started = compile_ahead.start(program, workers)
+    boxed: Callable[..., Any] = make_boxed_func(_TriedProgram(program, module, programs, started))
     return boxed
 
 
@@ -158,15 +168,22 @@ class _TriedProgram:
     """
 
     def __init__(
-        self, program: Program, module: fx.GraphModule, programs: list[Program | FallbackCall]
+        self,
+        program: Program,
+        module: fx.GraphModule,
+        programs: list[Program | FallbackCall],
+        started: compile_ahead.Started,
     ) -> None:
         self._program, self._module, self._programs = program, module, programs
+        self._started = started
         self._run: Callable[..., Any] = self._first_call
 
     def __call__(self, *inputs: Any) -> list[Any]:
         return list(self._run(*inputs))
 
     def _first_call(self, *inputs: Any) -> Any:
+        compile_ahead.wait(self._started)
+        self._started = ()
         # torch's call has to start from what the failed one started from: inputs and random state.
         changed = [n for n, item in enumerate(self._program.plan.inputs) if item.changed]
         held = {number: inputs[number].clone() for number in changed}

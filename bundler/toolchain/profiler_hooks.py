@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`launch_hooks`: the hooks that profilers add to Triton's launches, for launches that do not go
-through Triton.
+through Triton; `is_recording`: whether torch's profiler is on.
 
 `bundler/runtime/launch/launch_hooks.py` asks before each launch, so `are_present` is written for
 speed.
@@ -18,6 +18,9 @@ _modules = sys.modules
 # `are_present` where it finds anything else.
 CHAINS = (_modules, "triton.knobs", "runtime", "launch_enter_hook", "launch_exit_hook", "calls")
 
+# The flag of torch's profiler, likewise.
+RECORDING = (_modules, "torch.autograd.profiler", "_is_profiler_enabled")
+
 
 def are_present() -> bool:
     """Whether Triton has anything to call around a launch; asked before each launch, so the common
@@ -32,6 +35,12 @@ def are_present() -> bool:
         return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
     except AttributeError:
         return launch_hooks() is not None
+
+
+def is_recording() -> bool:
+    """Whether torch's profiler is recording in this process; never imports torch."""
+    _, module, flag = RECORDING
+    return bool(getattr(_modules.get(module), flag, False))
 
 
 def launch_hooks() -> tuple[Hook | None, Hook | None] | None:

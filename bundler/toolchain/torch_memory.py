@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError, NotFound
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 _BUILT_IN = frozenset({"aten", "prims"})
 # Devices of a plan that are not the program's: the host, as `program_plan.HOST` names it, and
 # torch's device without memory.
@@ -51,6 +53,9 @@ class TorchMemory:
         self._operators: dict[str, Any] = {}
         if self._device.type == "cuda" and self._device.index is None:
             self._device = self._torch.device("cuda", self._torch.cuda.current_device())
+        self._dtypes: dict[str, Any] = {}
+        # What the code of Inductor allocates and views by, at a third and half of the cost.
+        self._guards: Any = getattr(getattr(self._torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
 
     @property
     def device(self) -> Any:
@@ -59,9 +64,12 @@ class TorchMemory:
 
     def current_device(self) -> AbstractContextManager[Any]:
         """Return a context in which launches and allocations are on the memory's device."""
-        accelerator = getattr(self._torch, self._device.type, None)
+        accelerator: Any = getattr(self._torch, self._device.type, None)
         made: Any = getattr(accelerator, "device", None)
-        return nullcontext() if made is None or self._device.index is None else made(self._device)
+        if made is None or self._device.index in {None, accelerator.current_device()}:
+            return _NOTHING
+        context: AbstractContextManager[Any] = made(self._device)
+        return context
 
     def placed(self, tensor: Any) -> Any:
         """Return a tensor on the memory's device: itself where it is there, else a copy."""
@@ -73,6 +81,15 @@ class TorchMemory:
             sizes, strides, dtype=getattr(self._torch, dtype), device=self._device
         )
 
+    def bound_allocate(
+        self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]
+    ) -> Callable[[], Any]:
+        """Return what allocates such a tensor, where the memory's device is the current one."""
+        make = getattr(self._guards, f"_empty_strided_{self._device.type}", None)
+        if make is None or type(self).allocate is not TorchMemory.allocate:
+            return partial(self.allocate, dtype, sizes, strides)
+        return partial(make, sizes, strides, getattr(self._torch, dtype))
+
     def view(
         self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
     ) -> Any:
@@ -80,6 +97,13 @@ class TorchMemory:
         element.
         """
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)
+
+    def bound_view(self) -> Callable[[Any, tuple[int, ...], tuple[int, ...], int], Any]:
+        """Return what does as `view`, for memory that is known to be the tensor's: nothing is
+        checked, and no gradient follows.
+        """
+        found: Callable[..., Any] = getattr(self._guards, "_reinterpret_tensor", self.view)
+        return found if type(self).view is TorchMemory.view else self.view
 
     def copied(self, tensor: Any, sizes: Sequence[int], strides: Sequence[int]) -> Any:
         """Return a tensor's elements in new memory with these strides; elements that overlap are
@@ -119,6 +143,20 @@ class TorchMemory:
         given = [self._decoded(item) for item in arguments]
         named = {name: self._decoded(item) for name, item in keywords.items()}
         return found(*given, **named)
+
+    def bound_operator(self, name: str) -> tuple[Callable[..., Any], Callable[[Any], Any]] | None:
+        """Return an operator, and what makes its arguments that are no tensors as it takes them,
+        for who calls it again and again; None where a subclass has a `call` of its own.
+
+        Raises:
+            As `operator`.
+        """
+        if type(self).call is not TorchMemory.call:
+            return None
+        found = self.operator(name)
+        # What an operator's own call hands everything to; those of some libraries do more.
+        plain = type(found) is self._torch._ops.OpOverload  # noqa: SLF001
+        return found._op if plain else found, self._decoded  # noqa: SLF001
 
     def lacking(
         self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]

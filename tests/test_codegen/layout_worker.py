@@ -54,6 +54,36 @@ def reused(x, y):
     return b @ y
 
 
+def reused_behind_a_view(x, y):
+    # The results of both called views lie in the memory of `a`, which is read last.
+    a = x * 2
+    seen = torch.view_as_real(torch.view_as_complex(a))
+    return a.view(6, 8) + (seen + 1).view(6, 8) @ y
+
+
+def reused_by_an_earlier_pass(x, y):
+    # The row is read again for its second result, behind the loop that stores the first one.
+    a = x @ y
+    b = a * 2
+    return b, a - b.sum(-1, keepdim=True)
+
+
+def reused_by_another_type(x, y):
+    return ((x @ y) * 3).to(torch.int32), (y @ x).bfloat16()
+
+
+def reused_by_a_larger_tensor(x, y):
+    a = F.pad((x @ y).view(-1), (0, 300))
+    return a, (y @ x).view(-1)[:12] * 2
+
+
+def parts_and_their_extremes(x):
+    # The largest of one number is that number, in memory of its own.
+    y = x.exp()
+    part = y[1, 2]
+    return part, part.amax(()), y
+
+
 def contiguous(x):
     return x.t().contiguous(), x.t().clone(memory_format=torch.contiguous_format).view(-1)
 
@@ -143,6 +173,23 @@ GENERATED = {
     "products": (products, lambda: [small((6, 8)), small((6, 8), seed=1)]),
     "attention": (attention, lambda: [small((2, 5, 24))]),
     "reused": (reused, lambda: [small((6, 8)), small((4, 5), seed=1)]),
+    "reused behind a view": (
+        reused_behind_a_view,
+        lambda: [small((6, 4, 2)), small((8, 8), seed=1)],
+    ),
+    "reused by an earlier pass": (
+        reused_by_an_earlier_pass,
+        lambda: [small((3, 2)), small((2, 5000), seed=1)],
+    ),
+    "reused by another type": (
+        reused_by_another_type,
+        lambda: [small((6, 6)), small((6, 6), seed=1)],
+    ),
+    "reused by a larger tensor": (
+        reused_by_a_larger_tensor,
+        lambda: [small((5, 7)), small((7, 5), seed=1)],
+    ),
+    "parts and their extremes": (parts_and_their_extremes, lambda: [small((6, 8))]),
     "contiguous": (contiguous, lambda: [small((6, 8))]),
     "channels_last": (channels_last, lambda: [small((2, 3, 5, 7))]),
     "slices": (slices, lambda: [small((6, 8))]),

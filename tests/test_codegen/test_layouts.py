@@ -76,6 +76,18 @@ def test_a_tensor_in_the_memory_of_one_of_another_shape_is_seen_as_itself():
     assert last.arguments[0]["spec"]["sizes"] == (8, 1, 8)
 
 
+def test_a_number_on_the_host_is_not_written_over():
+    """A kernel takes its value, so that its result cannot take its memory, though both have one
+    element of the same type.
+    """
+    plan = plan_of(lambda x: x * x.cpu().sin() + 1, torch.ones(()), device="cuda")
+    (call,) = (step for step in plan.steps if isinstance(step, OperatorStep))
+    (launch,) = (step for step in plan.steps if isinstance(step, Launch))
+    assert call.results[0].device == "host"
+    assert f"#{call.outputs[0]}" in launch.arguments
+    assert plan.outputs[0].buffer != call.outputs[0]
+
+
 def test_a_view_is_another_tensor_than_what_it_shows():
     """Also where it shows all of it as it is."""
     runner = generate(lambda x: (x, x.view(8)), [torch.ones(8)]).runner(TorchMemory(), launched)

@@ -192,6 +192,7 @@ def options(**overrides):
         "limit": None,
         "no_inductor": True,
         "inductor_only": False,
+        "time": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})

@@ -13,6 +13,7 @@ import pytest
 
 from bundler.errors import CannotLaunchStatically, NotFound
 from bundler.runtime.launch import compiled_dispatch
+from bundler.toolchain.profiler_hooks import CHAINS
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 ARGS = (X, Y, OUT, 1024)
@@ -269,7 +270,8 @@ class Sized:
             names={},
             capacity=9,
             numbers=False,
-            chains=None,
+            chains=CHAINS,
+            recording=None,
         )
 
     def device(self):

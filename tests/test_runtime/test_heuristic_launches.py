@@ -175,7 +175,8 @@ def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkey
     kernel.run(X, Y, OUT, 1024)
     kernel.tuned.hooks.enter.clear()
     assert (heard, len(seen)) == ([(16, 1, 1)], 1)
-    monkeypatch.setattr("bundler.runtime.tuning.profiler_ranges.active", lambda: True)
+    recording = SimpleNamespace(_is_profiler_enabled=True)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", recording)
     ranges = []
     monkeypatch.setattr(
         "bundler.runtime.tuning.profiler_ranges.launch_range",

@@ -23,7 +23,7 @@ from bundler.runtime import (
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
 from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
-from bundler.toolchain import tuner_toolchain
+from bundler.toolchain import profiler_hooks, tuner_toolchain
 
 
 def test_a_line_has_time_size_and_speed():
@@ -242,7 +242,7 @@ def test_a_profiler_that_lost_a_kernel_gives_the_mean():
 
 def test_a_range_tells_what_inductors_tell(monkeypatch):
     """Name, config and tensors go to torch's profiler; without a profiler nothing is called."""
-    assert not profiler_ranges.active()
+    assert not profiler_hooks.is_recording()
     made = []
 
     class Fast:
@@ -262,7 +262,7 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
         "torch.autograd.profiler",
         SimpleNamespace(_is_profiler_enabled=True),
     )
-    assert profiler_ranges.active()
+    assert profiler_hooks.is_recording()
     launch = TunedLaunch(
         "add",
         "/home/me/add.py",

@@ -2,7 +2,7 @@
 """One model in a process of its own: eager mode, float64, our backend, and what Inductor calls;
 `models` starts it and reads the JSON that it writes.
 
-    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only
+    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only|time
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -26,6 +26,7 @@ import torch
 from torch import _dynamo as dynamo
 from torch import nn
 
+from tools.codegen import model_times
 from tools.codegen.drawn_candidates import draw_candidates
 from tools.codegen.model_judge import Tensors, flat, wrong, wrong_beside_all
 
@@ -43,13 +44,16 @@ _NUDGED, _AT_STEPS = 3, 6
 def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Iterator[Found]:
     """Yield what is known of a model: `status` is right, wrong, raises, absent (not in this
     release) or broken (eager mode fails).  Then the same with what Inductor calls, where it is
-    `too`; where it is `only`, that alone.
+    `too`; where it is `only`, that alone; where it is `time`, times alone.
     """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
         subject = Subject(models, name, mode, device)
         if inductor == "only":
             yield {"status": "", "inductor": _inductor(subject)}
+            return
+        if inductor == "time":
+            yield {"status": "", "times": model_times.measured(subject)}
             return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:
@@ -131,14 +135,9 @@ class Subject:
 
     def _step(self, model: torch.nn.Module, called: Callable[..., Any], given: Tensors) -> Tensors:
         torch.manual_seed(1)
-        inputs = given if "x" not in given else {"x": given["x"]}
-        if not self.training:
-            with torch.no_grad():
-                return _copied(flat(called(**inputs)))
-        model.zero_grad(set_to_none=True)
-        outputs = called(**inputs)
-        loss = self._loss(outputs, given)
-        loss.backward()
+        outputs, loss = self.ran(model, called, given)
+        if loss is None:
+            return _copied(flat(outputs))
         gradients = {
             f"gradient of {name}": one.grad
             for name, one in model.named_parameters()
@@ -146,6 +145,22 @@ class Subject:
         }
         buffers = {f"buffer {name}": one for name, one in model.named_buffers()}
         return _copied(flat(outputs) | {"loss": loss.detach()} | gradients | buffers)
+
+    def ran(
+        self, model: torch.nn.Module, called: Callable[..., Any], given: Tensors
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Run a model once; returns what it returned and, where it is trained, the loss, whose
+        gradients were taken.
+        """
+        inputs = given if "x" not in given else {"x": given["x"]}
+        if not self.training:
+            with torch.no_grad():
+                return called(**inputs), None
+        model.zero_grad(set_to_none=True)
+        outputs = called(**inputs)
+        loss = self._loss(outputs, given)
+        loss.backward()
+        return outputs, loss
 
     def _example(self, given: Tensors, dtype: torch.dtype) -> Tensors:
         return _cast(

@@ -11,6 +11,8 @@ judges, and what is called beside what Inductor calls.
         tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
     python -m tools.codegen models --merge FILE FILE --out FILE
         one result of several
+    python -m tools.codegen models --time --out FILE
+        judges nothing: wall, host and device time beside eager mode and Inductor
     python -m tools.codegen models --kind multi-gpu
         cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
     python -m tools.codegen models --check --out FILE
@@ -73,6 +75,8 @@ _IMPORTED = [
 # A model that is not done after so long counts as one that raises, by device.
 LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
 _NAME = "codegen-models"
+# The environment variable that names the file which processes lock while they measure.
+TIMING_LOCK = "BUNDLER_TIMING_LOCK"
 # The least number of architectures of each library.
 _LEAST = 40
 # Operators that are not counted: sorts and lists of tensors are called here, and Inductor generates
@@ -109,6 +113,11 @@ def main() -> int:
         help="judge nothing; what Inductor calls, where the result does not have it",
     )
     line.add_argument(
+        "--time",
+        action="store_true",
+        help="judge nothing; how long a call takes beside eager mode and Inductor",
+    )
+    line.add_argument(
         "--no-inductor",
         action="store_true",
         help="leave out what Inductor calls; a result that has it for this torch keeps it anyway",
@@ -129,6 +138,10 @@ def main() -> int:
         tasks, result = chosen(options), begun(options.out, options.device)
         run(tasks, result, options)
     save(result, options.out)
+    if options.time:
+        times = importlib.import_module("tools.codegen.model_times")
+        print(*times.lines(result["times"]), sep="\n")
+        return 0
     return show(result)
 
 
@@ -219,7 +232,7 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     """
     facts = measurement.facts()
     result |= {name: value for name, value in facts.items() if name != "commit" or value}
-    started, models = time.monotonic(), result["models"]
+    started = time.monotonic()
     took = _seconds_before()
     waiting = sorted(
         (task for task in tasks if _asked(task, result, options)),
@@ -246,6 +259,7 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
 
     if options.drawn_candidates:
         os.environ[ASKED] = "1"
+    result.setdefault("times", {})
     # Models have kernels in common, which are compiled once.
     with (
         tempfile.TemporaryDirectory(prefix="models.kernels.") as kernels,
@@ -256,23 +270,32 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
             name, found = futures[done], done.result()
             if found is None:
                 continue
-            counted = found.pop("inductor", None)
-            if counted is not None:
-                result["inductor"][name] = counted | {"torch": _torch()}
-            if not options.inductor_only:
-                models[name] = found
+            _keep(name, found, result, options)
             save(result, options.out)
             print(
                 f"{time.monotonic() - started:6.1f} s "
                 f" {line(name, found, result['inductor'].get(name))}",
                 flush=True,
             )
-    answered = result["inductor" if options.inductor_only else "models"]
+    answered = result[
+        "times" if options.time else "inductor" if options.inductor_only else "models"
+    ]
     late = [key(task) for task in waiting if key(task) not in answered]
     if late:
         print(
             f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}"
         )
+
+
+def _keep(name: str, found: Found, result: Found, options: argparse.Namespace) -> None:
+    """Put what was found of a model into the result."""
+    counted = found.pop("inductor", None)
+    if counted is not None:
+        result["inductor"][name] = counted | {"torch": _torch()}
+    if "times" in found:
+        result["times"][name] = found["times"]
+    elif not options.inductor_only:
+        result["models"][name] = found
 
 
 def _seconds_before() -> dict[str, float]:
@@ -287,6 +310,8 @@ def _seconds_before() -> dict[str, float]:
 def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
     if options.inductor_only:
         return _uncounted(task, result)
+    if options.time:
+        return task[2] != "" and not (options.resume and key(task) in result.get("times", {}))
     found = result["models"].get(key(task))
     if options.again:
         return found is not None and found["status"] != "right"
@@ -294,8 +319,8 @@ def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
 
 
 def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
-    if options.inductor_only:
-        return "only"
+    if options.inductor_only or options.time:
+        return "time" if options.time else "only"
     return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
@@ -320,7 +345,8 @@ def judged(
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that.
+        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that; `time` takes
+            times alone.
         core: that it runs on.
         kernels: Triton's directory; None for one of its own.
     """
@@ -333,6 +359,7 @@ def judged(
             "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
             "XDG_CACHE_HOME": str(Path(folder, "cache")),
+            TIMING_LOCK: str(Path(kernels or folder, "timing.lock")),
         }
         started = time.monotonic()
         process = _forked(device).Process(

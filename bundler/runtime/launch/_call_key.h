@@ -28,8 +28,9 @@ typedef struct {
   state_t *state;
   vectorcallfunc vectorcall;
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
-  /* Where Triton's hooks are, for _profiler_hooks.h; NULL: `present` is asked at each launch. */
-  PyObject *chains;
+  /* Where Triton's hooks are, and the flag of torch's profiler, for _profiler_hooks.h; without the
+   * second, NULL, nobody looks whether torch's profiler records. */
+  PyObject *chains, *recording;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
   /* Key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None. */

@@ -350,7 +350,8 @@ static int hooked(dispatcher_t *self) {
   int found;
   if (PyList_GET_SIZE(self->enter) > 0 || PyList_GET_SIZE(self->leave) > 0)
     return 1;
-  if (self->chains != NULL && !may_be_called(&self->state->hooks, self->chains))
+  if (!may_be_called(&self->state->hooks, self->chains) &&
+      (self->recording == NULL || !may_record(self->recording)))
     return 0;
   answer = PyObject_CallNoArgs(self->present);
   found = answer == NULL ? -1 : PyObject_IsTrue(answer);
@@ -407,19 +408,25 @@ static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
   static char *words[] = {"driver",    "enter", "leave",    "present", "slow",   "first", "measure",
-                          "positions", "names", "capacity", "numbers", "chains", NULL};
+                          "positions", "names", "capacity", "numbers", "chains", "recording", NULL};
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure, *positions, *names, *chains;
+  PyObject *recording;
   Py_ssize_t capacity;
   int numbers;
   dispatcher_t *self;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!npO", words, &driver,
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!npOO", words, &driver,
                                    &PyList_Type, &enter, &PyList_Type, &leave, &present, &slow,
                                    &first, &measure, &PyBytes_Type, &positions, &PyDict_Type,
-                                   &names, &capacity, &numbers, &chains))
+                                   &names, &capacity, &numbers, &chains,
+                                   &recording))
     return NULL;
-  if (chains != Py_None && !are_chains(chains)) {
+  if (!are_chains(chains)) {
     PyErr_SetString(PyExc_TypeError,
-                    "chains are (modules, module, attribute, two hooks, their members), or None");
+                    "chains are (modules, module, attribute, two hooks, their members)");
+    return NULL;
+  }
+  if (recording != Py_None && !is_flag(recording)) {
+    PyErr_SetString(PyExc_TypeError, "recording is (modules, module, its flag), or None");
     return NULL;
   }
   self = (dispatcher_t *)type->tp_alloc(type, 0);
@@ -436,7 +443,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->measure = Py_NewRef(measure);
   self->positions = Py_NewRef(positions);
   self->names = Py_NewRef(names);
-  self->chains = chains == Py_None ? NULL : Py_NewRef(chains);
+  self->chains = Py_NewRef(chains);
+  self->recording = recording == Py_None ? NULL : Py_NewRef(recording);
   self->capacity = capacity;
   self->numbers = numbers;
   self->known = PyDict_New();
@@ -457,6 +465,7 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->measure);
   Py_VISIT(self->names);
   Py_VISIT(self->chains);
+  Py_VISIT(self->recording);
   Py_VISIT(self->known);
   Py_VISIT(self->shapes);
   Py_VISIT(self->last_row);
@@ -475,6 +484,7 @@ static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->positions);
   Py_CLEAR(self->names);
   Py_CLEAR(self->chains);
+  Py_CLEAR(self->recording);
   Py_CLEAR(self->known);
   Py_CLEAR(self->shapes);
   Py_CLEAR(self->last_key);

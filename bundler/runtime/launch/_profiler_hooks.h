@@ -125,4 +125,29 @@ static int may_be_called(hooks_class_t *seen, PyObject *chains) {
   return called;
 }
 
+/* RECORDING of profiler_hooks.py: modules, the name of one, and of its flag. */
+enum { FLAG_MODULES, FLAG_MODULE, FLAG, FLAG_PARTS };
+
+static int is_flag(PyObject *flag) {
+  return PyTuple_Check(flag) && PyTuple_GET_SIZE(flag) == FLAG_PARTS &&
+         PyDict_Check(PyTuple_GET_ITEM(flag, FLAG_MODULES)) &&
+         PyUnicode_Check(PyTuple_GET_ITEM(flag, FLAG_MODULE)) &&
+         PyUnicode_Check(PyTuple_GET_ITEM(flag, FLAG));
+}
+
+/* Returns 0 where torch's profiler does not record: its module is not loaded, or the flag there is
+ * False; 1 where Python has to be asked.  Leaves no exception. */
+static int may_record(PyObject *flag) {
+  PyObject *module = PyDict_GetItemWithError(PyTuple_GET_ITEM(flag, FLAG_MODULES),
+                                             PyTuple_GET_ITEM(flag, FLAG_MODULE));
+  PyObject *set = NULL;
+  if (module != NULL && PyModule_CheckExact(module))
+    set = PyDict_GetItemWithError(PyModule_GetDict(module), PyTuple_GET_ITEM(flag, FLAG));
+  if (PyErr_Occurred() != NULL) {
+    PyErr_Clear();
+    return 1;
+  }
+  return module != NULL && set != Py_False;
+}
+
 #endif

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.extension import EXTENSION
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.toolchain.profiler_hooks import CHAINS, are_present
+from bundler.toolchain.profiler_hooks import CHAINS, RECORDING, are_present
 
 
 def dispatcher_type() -> Any | None:
@@ -68,8 +68,9 @@ def compiled_dispatcher(
         positions: of each parameter, whether it counts by its value.
         by_name: the same by name; a name that is missing does.
         capacity: kinds of calls to remember.
-        observed: asked at each launch, with a yes `slow` launches; with it calls have numbers where
-            others have a grid, which `measure` finds the grid for.
+        observed: whether hooks are present or torch's profiler records, asked where C cannot tell;
+            with a yes `slow` launches. With it calls have numbers where others have a grid, which
+            `measure` finds the grid for.
     """
     # On HIP more about a tensor counts than the dispatcher reads.
     kind = (
@@ -89,6 +90,7 @@ def compiled_dispatcher(
         names=dict(by_name),
         capacity=capacity,
         numbers=observed is not None,
-        chains=CHAINS if observed is None else None,
+        chains=CHAINS,
+        recording=None if observed is None else RECORDING,
     )
     return made

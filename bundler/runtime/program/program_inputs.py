@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -27,9 +28,22 @@ from bundler.runtime.program.program_plan import (
 
 ALIGNED_BYTES = 16
 # Calls with ever new shapes forget the old ones together.
-_MOST_SIGNATURES = 1024
+MOST_SIGNATURES = 256
 # Of what keeps the random numbers of attention for its gradient.
 _STATE_TYPES, _MOST_STATE = frozenset({"int64", "uint64"}), 2
+
+
+@dataclass(eq=False, slots=True)
+class Signature:
+    """What is known of calls whose inputs look alike.
+
+    Attributes:
+        sizes: that the inputs give, and the plan's values.
+        bound: what runs them, which the runner keeps here.
+    """
+
+    sizes: dict[str, Any]
+    bound: Any = None
 
 
 class ProgramInputs:
@@ -55,10 +69,10 @@ class ProgramInputs:
         self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
         changed = [n for n in self._tensors if plan.inputs[n].changed]
         self._apart = changed if separate and len(self._tensors) > 1 else []
-        self._known: dict[Any, dict[str, Any]] = {}
+        self._known: dict[Any, Signature] = {}
 
-    def taken(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return inputs as launches take them, and the sizes that they give.
+    def taken(self, inputs: Sequence[Any]) -> tuple[list[Any], Signature]:
+        """Return inputs as launches take them, and what is known of calls like this one.
 
         Raises:
             ConfigError: too many or too few, or one that the program was not generated for.
@@ -67,25 +81,47 @@ class ProgramInputs:
             raise ConfigError(
                 f"the program takes {len(self._inputs)} inputs, got {len(inputs)}", got=len(inputs)
             )
+        values = list(inputs)
+        try:
+            known = self._known.get(self._key(inputs))
+        except AttributeError:  # one is no tensor of torch, which alone are taken as they are
+            known = None
+        if known is None:
+            values, known = self._met(inputs)
+        if self._apart:
+            self._check_apart(values)
+        return values, known
+
+    def _key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what tells calls with torch's tensors apart."""
+        return tuple(
+            [
+                (value.shape, value.stride(), value.dtype, value.device)
+                if item.spec is not None
+                else _number(item, value)
+                for item, value in zip(self._inputs, inputs, strict=True)
+            ]
+        )
+
+    def _met(self, inputs: Sequence[Any]) -> tuple[list[Any], Signature]:
+        """Return the same as `taken` of inputs of any library."""
         values = [
             value if item.spec is None else self._tensor(item.spec, value)
             for item, value in zip(self._inputs, inputs, strict=True)
         ]
-        signature = tuple(
+        key = tuple(
             [
                 _signature(value) if item.spec is not None else _number(item, value)
                 for item, value in zip(self._inputs, values, strict=True)
             ]
         )
-        sizes = self._known.get(signature)
-        if sizes is None:
-            sizes = self._checked(values)
-            if len(self._known) >= _MOST_SIGNATURES:
+        known = self._known.get(key)
+        if known is None:
+            known = Signature(self._checked(values))
+            if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
-            self._known[signature] = sizes
-        if self._apart:
-            self._check_apart(values)
-        return values, sizes
+            self._known[key] = known
+        return values, known
 
     def _tensor(self, spec: TensorSpec, value: Any) -> Any:
         return host_tensor(value) if spec.device == HOST else device_tensor(value, host=self._host)
@@ -213,7 +249,7 @@ def same_strides(sizes: Sequence[int], expected: Sequence[int], got: Sequence[in
 
 
 def _signature(tensor: Any) -> Any:
-    if hasattr(tensor, "stride"):
+    if hasattr(tensor, "stride"):  # as `_key` has it
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     return tensor.shape, tensor.strides, tensor.dtype
 

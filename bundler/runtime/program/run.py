@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramRunner`: runs a `ProgramPlan`, step by step; `load_program` takes plan and kernels from a
-bundle.
+"""`ProgramRunner`: runs a `ProgramPlan`; `load_program` takes plan and kernels from a bundle.
 
     program = bundler.runtime.load_program("model.tbundle", memory=memory)
     (output,) = program(x, weight)
@@ -22,44 +21,30 @@ from bundler.errors import (
     ConfigError,
     FormatError,
     NotFound,
-    OperatorFailed,
-    UnsupportedOperator,
     Untrusted,
 )
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Opaque
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.program_paths import is_code_path, program_name
-from bundler.runtime.heuristics.launch_expressions import evaluate
-from bundler.runtime.heuristics.launch_grids import open_grid
+from bundler.runtime.heuristics.launch_grids import LaunchGrid, open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.program.allowed_operators import unlisted
+from bundler.runtime.program.bound_plan import BoundPlan, Environment, input_place
 from bundler.runtime.program.checked_memory import CheckedMemory
-from bundler.runtime.program.device_tensors import host_number
 from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
+    MOST_SIGNATURES,
     ProgramInputs,
-    dtype_of,
-    same_strides,
-    strides_of,
 )
 from bundler.runtime.program.program_plan import (
-    BUFFER_MARK,
-    HOST,
-    NUMBER_MARK,
-    Allocate,
     KernelChoice,
     KernelEntry,
-    Launch,
     OperatorStep,
-    Output,
     ProgramPlan,
-    Release,
-    Seeds,
-    Size,
-    TensorSpec,
 )
 from bundler.runtime.program.seed_stream import SeedSource, SeedStream
 from bundler.trust.admission import admit
@@ -93,6 +78,17 @@ class ProgramMemory(Protocol):
         """
 
 
+class BoundLauncher(Protocol):
+    """What is asked once for each launch of a plan, and in place of a `Launcher` saves the look at
+    the kernel's name in each call.
+    """
+
+    def bound(self, kernel: str, sizes: Mapping[str, int]) -> Callable[..., None]:
+        """Return what launches a kernel with the grid of these sizes, given its arguments by
+        position.
+        """
+
+
 class ProgramRunner:
     """Runs a program; a call takes its inputs by position, and returns a tuple.
 
@@ -109,14 +105,14 @@ class ProgramRunner:
     def __init__(
         self,
         plan: ProgramPlan,
-        launch: Launcher,
+        launch: Launcher | BoundLauncher,
         memory: ProgramMemory,
         constants: Mapping[str, Any] | None = None,
         seeds: SeedSource | None = None,
         *,
         separate: bool = True,
     ) -> None:
-        self.plan, self._launch, self._memory = plan, launch, memory
+        self.plan = plan
         #: How often an input or a result of an operator was copied, since it lay elsewhere than
         #: traced.
         self.copies = 0
@@ -128,13 +124,24 @@ class ProgramRunner:
         )
         self._current_device = getattr(memory, "current_device", nullcontext)
         self._seeds = seeds or SeedStream(memory)
-        self._constants = dict(constants or {})
-        missing = [name for name in plan.constants if name not in self._constants]
+        held = dict(constants or {})
+        missing = [name for name in plan.constants if name not in held]
         if missing:
             raise ConfigError(
                 f"the program needs the constants {', '.join(missing)}; pass them as constants=",
                 missing=missing,
             )
+        launcher: Any = launch if hasattr(launch, "bound") else _EachTime(launch)
+        self._environment = Environment(
+            plan,
+            memory,
+            held,
+            launcher.bound,
+            self._copied,
+            self._inputs.may_be_anywhere,
+        )
+        # Sizes -> the plan, bound for them.
+        self._plans: dict[Any, BoundPlan] = {}
 
     def __call__(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program.
@@ -154,39 +161,31 @@ class ProgramRunner:
             return self._run(inputs, seed)
 
     def _run(self, inputs: Sequence[Any], seed: int | None) -> tuple[Any, ...]:
-        taken, sizes = self._inputs.taken(inputs)
+        taken, signature = self._inputs.taken(inputs)
+        if signature.bound is None:
+            signature.bound = self._bound_for(signature.sizes)
+        bound: BoundPlan = signature.bound
         moved = {number: taken[number] for number in self._inputs.misaligned(taken)}
         for number in moved:
             taken[number] = self._aligned(number, taken[number])
-        values: dict[str, Any] = dict(self._constants)
-        given = zip(self.plan.inputs, taken, strict=True)
-        values |= {item.name: value for item, value in given if item.spec}
-        for step in self.plan.steps:
-            match step:
-                case Launch():
-                    arguments = [self._argument(item, values, sizes) for item in step.arguments]
-                    self._launch(
-                        step.kernel,
-                        arguments,
-                        {n: evaluate(s, sizes) for n, s in step.sizes.items()},
-                    )
-                case Seeds(name, count):
-                    source = self._seeds if seed is None else SeedStream(self._memory, seed)
-                    values[name] = source(count)
-                case Allocate(name, spec):
-                    values[name] = self._memory.allocate(spec.dtype, *_shape(spec, sizes))
-                case OperatorStep():
-                    self._call(step, values, sizes)
-                case Release(name):
-                    values.pop(name, None)
+        seeds = self._seeds if seed is None else SeedStream(self._environment.memory, seed)
+        values = bound.run(taken, signature.sizes, seeds)
         for number, value in moved.items():
-            item = self.plan.inputs[number]
-            if item.changed:
+            if self.plan.inputs[number].changed:
                 value.copy_(taken[number])
-            values[item.name] = (
-                value  # a result that is the input, or a view of it, is the caller's
-            )
-        return tuple(self._result(output, values, sizes) for output in self.plan.outputs)
+            # A result that is the input, or a view of it, is the caller's.
+            values[input_place(number)] = value
+        return bound.results(values)
+
+    def _bound_for(self, sizes: Mapping[str, Any]) -> BoundPlan:
+        # A float is passed on, and decides nothing.
+        key = tuple((n, type(size), size) for n, size in sizes.items() if type(size) is not float)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MOST_SIGNATURES:
+                self._plans.clear()
+            found = self._plans[key] = BoundPlan(self._environment, sizes)
+        return found
 
     def _aligned(self, number: int, value: Any) -> Any:
         """Return an input's elements at a multiple of 16 bytes, which the kernels count on."""
@@ -201,137 +200,26 @@ class ProgramRunner:
         return self._copied(value, value.shape, value.stride())
 
     def _copied(self, value: Any, sizes: Sequence[int], strides: Sequence[int]) -> Any:
-        copied = getattr(self._memory, "copied", None)
+        memory = self._environment.memory
+        copied = getattr(memory, "copied", None)
         if copied is None:
             raise ConfigError(
                 "the program has to copy a tensor of torch: expected a memory with a method "
-                f"`copied`, as TorchMemory, got {type(self._memory).__name__}",
-                got=type(self._memory).__name__,
+                f"`copied`, as TorchMemory, got {type(memory).__name__}",
+                got=type(memory).__name__,
             )
         self.copies += 1
         return copied(value, sizes, strides)
 
-    def _argument(self, item: Size, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-        if isinstance(item, str) and item.startswith(BUFFER_MARK):
-            return values[item.removeprefix(BUFFER_MARK)]
-        if isinstance(item, str) and item.startswith(NUMBER_MARK):
-            number = host_number(values[item.removeprefix(NUMBER_MARK)])
-            return int(number) if isinstance(number, bool) else number
-        return _number(item, sizes)
 
-    def _call(self, step: OperatorStep, values: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        named, given = _call_step(
-            self._memory, self.plan, step, lambda item: self._decoded(item, values, sizes)
-        )
-        places = None if step.view else _addresses(given)
-        for name, spec in zip(step.outputs, step.results, strict=True):
-            if name is not None and spec is not None:
-                self._check_device(step.operator, name, named[name], spec)
-                values[name] = self._as_traced(step.operator, named[name], spec, sizes, places)
+class _EachTime:
+    """A `Launcher` as a `BoundLauncher`."""
 
-    def _as_traced(
-        self,
-        operator: str,
-        value: Any,
-        spec: TensorSpec,
-        sizes: Mapping[str, int],
-        places: set[int] | None,
-    ) -> Any:
-        """Return a result of an operator in the layout that torch traced, in which the program
-        reads it.
+    def __init__(self, launch: Launcher) -> None:
+        self._launch = launch
 
-        Args:
-            operator: its name.
-            value: what it returned.
-            spec: what torch traced.
-            sizes: of this call.
-            places: addresses of its arguments, none of which a new tensor may have; None for a
-                view.
-
-        Raises:
-            UnsupportedOperator: it has another dtype or other sizes than torch traced.
-        """
-        shape, strides = _shape(spec, sizes)
-        if tuple(value.shape) != shape or dtype_of(value) != spec.dtype:
-            raise UnsupportedOperator(
-                f"{operator}: torch traced that it returns {spec.dtype}{list(shape)}, and it "
-                f"returned {dtype_of(value)}{list(value.shape)}; its rule for fake tensors is"
-                " wrong",
-                operator=operator,
-                expected=shape,
-                got=tuple(value.shape),
-            )
-        fits = same_strides(shape, strides, strides_of(value))
-        if fits and (places is None or _is_new(value, places)):
-            return value
-        return self._copied(value, shape, strides)
-
-    def _check_device(self, operator: str, name: str, value: Any, spec: TensorSpec) -> None:
-        expected, got = getattr(self._memory, "device", None), getattr(value, "device", None)
-        if spec.device == HOST or None in {expected, got} or got == expected:
-            return
-        if not self._inputs.may_be_anywhere(name, spec.dtype, value.shape):
-            raise UnsupportedOperator(
-                f"{operator}: torch traced that its result is on {expected}, and it is on {got}; "
-                "its rule for fake tensors is wrong",
-                operator=operator,
-                expected=str(expected),
-                got=str(got),
-            )
-
-    def _decoded(self, item: Any, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-        if isinstance(item, list):
-            return [self._decoded(part, values, sizes) for part in item]
-        if not isinstance(item, dict):
-            return item
-        if "buffer" in item:
-            tensor, spec = values[item["buffer"]], item["spec"]
-            if spec is None:
-                return tensor
-            seen = [
-                tuple(evaluate(size, sizes) for size in spec[name]) for name in ("sizes", "strides")
-            ]
-            return self._memory.view(tensor, seen[0], seen[1], evaluate(spec["offset"], sizes))
-        return _number(item["size"], sizes) if "size" in item else item
-
-    def _result(self, output: Output, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-        if output.buffer is not None:
-            tensor = values[output.buffer]
-            if output.spec is None:
-                return tensor
-            shape, strides = _shape(output.spec, sizes)
-            if output.fresh:
-                return self._copied(tensor, shape, strides)
-            return self._memory.view(tensor, shape, strides, evaluate(output.spec.offset, sizes))
-        return None if output.size is None else _number(output.size, sizes)
-
-
-def _number(size: Size, sizes: Mapping[str, Any]) -> Any:
-    """Return a size, or one of the plan's values, which may be a float."""
-    return sizes[size] if isinstance(size, str) and size in sizes else evaluate(size, sizes)
-
-
-def _addresses(arguments: Any) -> set[int]:
-    """Return the addresses of the tensors among some arguments."""
-    if isinstance(arguments, (list, tuple)):
-        return {place for item in arguments for place in _addresses(item)}
-    if isinstance(arguments, dict):
-        return _addresses(list(arguments.values()))
-    return {arguments.data_ptr()} if hasattr(arguments, "data_ptr") else set()
-
-
-def _is_new(value: Any, places: set[int]) -> bool:
-    """Whether a result has memory of its own, aligned as kernels expect: some operators return an
-    argument.
-    """
-    address = value.data_ptr()
-    return address % ALIGNED_BYTES == 0 and (address == 0 or address not in places)
-
-
-def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(evaluate(s, sizes) for s in spec.sizes), tuple(
-        evaluate(s, sizes) for s in spec.strides
-    )
+    def bound(self, kernel: str, sizes: Mapping[str, int]) -> Callable[..., None]:
+        return lambda *arguments: self._launch(kernel, arguments, sizes)
 
 
 # From a bundle ----------------------------------------------------------------------------------
@@ -392,7 +280,7 @@ def load_program(
     if not plan.kernels:  # it returns inputs, views of them, and what operators give
         admit(opened)
         return ProgramRunner(plan, _launch_nothing, checked, constants, seeds)
-    launch = static_launcher(plan, load(opened, driver=driver), opened.tuning_records)
+    launch = StaticLauncher(plan, load(opened, driver=driver), opened.tuning_records)
     return ProgramRunner(plan, launch, checked, constants, seeds)
 
 
@@ -432,10 +320,8 @@ def _launch_nothing(name: str, _arguments: Sequence[Any], _sizes: Mapping[str, i
     raise NotFound(f"{name}: the program has no kernels", name=name)
 
 
-def static_launcher(
-    plan: ProgramPlan, kernels: Kernels, records: Sequence[TuningRecord] = ()
-) -> Launcher:
-    """Return what launches a plan's kernels from a bundle.
+class StaticLauncher:
+    """Launches a plan's kernels from a bundle, each with the candidate for the current device.
 
     Args:
         plan: of the program.
@@ -444,25 +330,43 @@ def static_launcher(
             compiled with; without one for a kernel, and for the current device, the first is
             launched.
     """
-    driver = kernels.driver
-    grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
-    chosen: dict[tuple[str, str], KernelChoice] = {}
 
-    def launch(name: str, arguments: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        target = f"{driver.backend}:{driver.properties(driver.device()).arch}"
-        choice = chosen.get((name, target))
-        if choice is None:
-            choice = chosen[name, target] = _choice(name, plan.kernels[name], target, records)
-        grid = grids[name](choice.blocks, sizes)
-        if 0 not in grid:
-            options = {
-                "num_warps": choice.num_warps,
-                "num_stages": choice.num_stages,
-                **choice.options,
-            }
-            kernels[name][grid](*arguments, **choice.blocks, **options)
+    def __init__(
+        self, plan: ProgramPlan, kernels: Kernels, records: Sequence[TuningRecord] = ()
+    ) -> None:
+        self._entries, self._kernels, self._records = plan.kernels, kernels, records
+        self._driver = kernels.driver
+        self._grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
 
-    return launch
+    def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
+        """Return what launches a kernel with the grid of some sizes, given its arguments."""
+        current_device = self._driver.device
+        known: dict[int, tuple[StaticKernel, LaunchGrid, dict[str, Any]]] = {}
+
+        def launch(*arguments: Any) -> None:
+            device = current_device()
+            found = known.get(device)
+            if found is None:
+                found = known[device] = self._on(name, device, sizes)
+            kernel, grid, keywords = found
+            if 0 not in grid:
+                kernel[grid](*arguments, **keywords)
+
+        return launch
+
+    def _on(
+        self, name: str, device: int, sizes: Mapping[str, int]
+    ) -> tuple[StaticKernel, LaunchGrid, dict[str, Any]]:
+        """Return a kernel, its grid, and its blocks and options on a device."""
+        target = f"{self._driver.backend}:{self._driver.properties(device).arch}"
+        choice = _choice(name, self._entries[name], target, self._records)
+        keywords = {
+            **choice.blocks,
+            "num_warps": choice.num_warps,
+            "num_stages": choice.num_stages,
+            **choice.options,
+        }
+        return self._kernels[name], self._grids[name](choice.blocks, sizes), keywords
 
 
 def _choice(
@@ -497,53 +401,3 @@ def _choice(
                 if all(config.get(key) == value for key, value in wanted.items()):
                     return choice
     return choices[0]
-
-
-def _call_step(
-    memory: Any, plan: ProgramPlan, step: OperatorStep, decoded: Callable[[Any], Any]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Call the operator of a step.
-
-    Args:
-        memory: a `ProgramMemory`.
-        plan: whose step it is.
-        step: one of its steps.
-        decoded: makes an argument of what stands in the step.
-
-    Returns:
-        Its results, by the names of their buffers, and what it was given.
-
-    Raises:
-        OperatorFailed: it returned other results than the plan counts on, or a `CheckedMemory`
-            refused the call.
-    """
-    try:
-        arguments = [decoded(item) for item in step.arguments]
-        keywords = {name: decoded(item) for name, item in step.keywords.items()}
-        result = memory.call(step.operator, arguments, keywords)
-    except OperatorFailed as error:
-        raise _failed(plan, step, error.message) from error.__cause__
-    if step.single:
-        results = (result,)
-    elif isinstance(result, (list, tuple)):
-        results = tuple(result)
-    else:
-        raise _failed(plan, step, f"expected a tuple of results, got {type(result).__name__}")
-    if len(results) != len(step.outputs):
-        raise _failed(plan, step, f"expected {len(step.outputs)} results, got {len(results)}")
-    named = {
-        name: value for name, value in zip(step.outputs, results, strict=True) if name is not None
-    }
-    for name, value in named.items():
-        if not hasattr(value, "shape"):
-            raise _failed(plan, step, f"expected a tensor for {name}, got {type(value).__name__}")
-    return named, [arguments, keywords]
-
-
-def _failed(plan: ProgramPlan, step: OperatorStep, reason: str) -> OperatorFailed:
-    number = next(place for place, other in enumerate(plan.steps) if other is step)
-    return OperatorFailed(
-        f"step {number} of the program, {step.operator}: {reason}",
-        operator=step.operator,
-        step=number,
-    )

@@ -46,6 +46,7 @@ from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion
 from bundler.runtime.tuning.trial import ArgumentEffects, Trial
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_plugins import Plugins, TunedLaunch
+from bundler.toolchain import profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
 
 _NS_OF_MS = 1e6
@@ -242,7 +243,7 @@ class AutotunedKernel:
             choice.config
         )  # for programs that read it after a call, as Triton's tuner has it
         # To show a launch takes longer than to launch.
-        if not (self._watch.always or profiler_ranges.active()):
+        if not (self._watch.always or profiler_hooks.is_recording()):
             self._launch(state, choice, grid, args, keywords)
             return
         call, handle = (
@@ -544,7 +545,7 @@ class LaunchWatch:
             return
         if self._options.dump is not None:
             self._options.dump.write(launch)
-        if not profiler_ranges.active():
+        if not profiler_hooks.is_recording():
             start()
             return
         told = metadata.get("inductor_meta", {})

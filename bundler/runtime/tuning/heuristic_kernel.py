@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from bundler.compile.build_plan import jobs_of
-from bundler.compile.compile_job import Compiled, SourceRef
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
@@ -30,7 +30,6 @@ from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
 from bundler.runtime.heuristics.grid_expressions import GridExpressions, expressions_of
 from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
 from bundler.runtime.launch.compiled_dispatch import compiled_dispatcher
-from bundler.runtime.tuning import profiler_ranges
 from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.candidate_compiler import asked_for, importable
@@ -41,7 +40,7 @@ from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.result_lookup import Choice
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
-from bundler.toolchain import jit_specialization
+from bundler.toolchain import jit_specialization, profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.argument_specs import Spec
 
@@ -348,6 +347,12 @@ class HeuristicKernel:
             ConfigError: no other process can import the function, or the arguments do not fit it.
         """
         name = toolchain.innermost(self.fn).__name__
+        jobs = self.jobs(arguments, target)
+        return JoinedFuture(name, [service.submit(job) for job in jobs], self._compiled)
+
+    def jobs(self, arguments: Mapping[str, Spec], target: Target) -> list[Job]:
+        """Return the compile of each candidate; arguments and errors as `compile_in`."""
+        name = toolchain.innermost(self.fn).__name__
         source = self.source or importable(toolchain.innermost(self.fn))
         if source is None:
             raise ConfigError(
@@ -362,7 +367,7 @@ class HeuristicKernel:
             call = {**self._fixed, **keywords_on(config, target)}
             found = jit_specialization.specialize(self.fn, arguments, call, target)
             jobs += [asked_for(jobs_of(name, source, one, target)) for one in found]
-        return JoinedFuture(name, [service.submit(job) for job in jobs], self._compiled)
+        return jobs
 
     def _compiled(self, outcomes: Sequence[Any]) -> HeuristicKernel:
         """Return this kernel unless it does not compile: a candidate that is only too large is one
@@ -561,7 +566,7 @@ class RepeatedLaunches:
         )
 
     def _observed(self) -> bool:
-        return self._hooks.present() or profiler_ranges.active()
+        return self._hooks.present() or profiler_hooks.is_recording()
 
     def _slow(self, numbers: Args, *args: Any) -> None:
         self.slow((*args[: self.start], *numbers))

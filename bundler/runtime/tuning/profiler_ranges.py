@@ -19,12 +19,6 @@ from bundler.runtime.tuning.tuner_plugins import TunedLaunch
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
-def active() -> bool:
-    """Whether torch's profiler is recording in this process; never imports torch."""
-    profiler: Any = sys.modules.get("torch.autograd.profiler")
-    return profiler is not None and bool(getattr(profiler, "_is_profiler_enabled", False))
-
-
 def facts_of(launch: TunedLaunch, known: Mapping[str, float]) -> dict[str, Any]:
     """Return what a range tells of a launch; names as Inductor's, and `grid`.
 

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BoundPlan`: a plan's steps as functions of this process, for one set of sizes.
+
+Kernels and operators are looked up, and sizes, strides and grids worked out, once; what is left of a
+step is to pass tensors on.  They lie in one list, a call's `Values`: first what draws seeds, then
+the inputs, then all else that steps make or are given, each at a place that is known.  Nothing of a
+plan is executed: its steps become functions that exist.  `ProgramRunner` binds a plan whenever it
+meets new sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from bundler.errors import OperatorFailed, UnsupportedOperator
+from bundler.runtime.heuristics.launch_expressions import evaluate
+from bundler.runtime.program.device_tensors import host_number
+from bundler.runtime.program.program_inputs import (
+    ALIGNED_BYTES,
+    dtype_of,
+    same_strides,
+    strides_of,
+)
+from bundler.runtime.program.program_plan import (
+    BUFFER_MARK,
+    HOST,
+    NUMBER_MARK,
+    Allocate,
+    Launch,
+    OperatorStep,
+    Output,
+    ProgramPlan,
+    Release,
+    Seeds,
+    Size,
+    Step,
+    TensorSpec,
+)
+
+Values = list[Any]
+# Where what draws seeds of random numbers lies.
+_SEEDS = 0
+_NO_DTYPE = object()
+_Function = Callable[[Values], Any]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a plan is bound to.
+
+    Attributes:
+        plan: what to do.
+        memory: a `ProgramMemory`.
+        constants: tensors that the plan holds, by name.
+        launcher: of a kernel's name and the sizes of its grid, what launches it, given its
+            arguments by position.
+        copied: returns a tensor's elements in new memory, with these sizes and strides.
+        may_be_anywhere: whether a tensor of a name, dtype and sizes may lie on another device than
+            traced.
+    """
+
+    plan: ProgramPlan
+    memory: Any
+    constants: Mapping[str, Any]
+    launcher: Callable[[str, Mapping[str, int]], Callable[..., None]]
+    copied: Callable[[Any, Sequence[int], Sequence[int]], Any]
+    may_be_anywhere: Callable[[str, str, Sequence[int]], bool]
+
+
+class BoundPlan:
+    """Runs a plan for the sizes that it was bound for; threads may share one.
+
+    Args:
+        environment: what it runs on.
+        sizes: of the calls, and the plan's values; floats may be others in each call.
+    """
+
+    def __init__(self, environment: Environment, sizes: Mapping[str, Any]) -> None:
+        binder = _StepBinder(environment, sizes)
+        plan = environment.plan
+        self._steps = [
+            step
+            for kind, steps in groupby(plan.steps, key=type)
+            for step in ([binder.release(steps)] if kind is Release else map(binder.step, steps))
+        ]
+        self._results = [binder.result(output) for output in plan.outputs]
+        self._start, self._floats = binder.start, tuple(binder.floats.items())
+
+    def run(self, inputs: Sequence[Any], sizes: Mapping[str, Any], seeds: Any) -> Values:
+        """Run all steps, and return what `results` takes.
+
+        Args:
+            inputs: all of the plan's, checked.
+            sizes: of this call.
+            seeds: a `SeedSource` of this call.
+
+        Raises:
+            UnsupportedOperator: an operator returned other sizes, another dtype or another device
+                than torch traced.
+            OperatorFailed: an operator returned what the plan cannot take, or a `CheckedMemory`
+                refused a call.
+        """
+        values = [seeds, *inputs, *self._start]
+        for name, place in self._floats:
+            values[place] = sizes[name]
+        for step in self._steps:
+            step(values)
+        return values
+
+    def results(self, values: Values) -> tuple[Any, ...]:
+        """Return the plan's results."""
+        return tuple([result(values) for result in self._results])
+
+
+def input_place(number: int) -> int:
+    """Return where an input lies among a call's values."""
+    return _SEEDS + 1 + number
+
+
+class _StepBinder:
+    """Makes functions of steps.
+
+    Attributes:
+        start: what lies behind the inputs when a call begins.
+        floats: name -> place of a number that each call has anew.
+    """
+
+    def __init__(self, environment: Environment, sizes: Mapping[str, Any]) -> None:
+        self._environment, self._sizes = environment, sizes
+        self._memory, self._inputs = environment.memory, environment.plan.inputs
+        self.start: Values = []
+        self.floats: dict[str, int] = {}
+        # Buffer -> its place, and how many elements it spans, where that is known.
+        self._places: dict[str, int] = {}
+        self._spans: dict[str, int] = {}
+        for number, item in enumerate(self._inputs):
+            if item.spec is not None:
+                self._places[item.name] = input_place(number)
+                self._hold(item.name, self._shape(item.spec))
+        for name, tensor in environment.constants.items():
+            self._places[name] = self._new(tensor)
+
+    def step(self, step: Step) -> _Function:
+        """Return what does a step."""
+        match step:
+            case Launch():
+                return self._launch(step)
+            case Seeds(name, count):
+                return _into(self._place(name), lambda values: values[_SEEDS](count))
+            case Allocate(name, spec):
+                shape = self._shape(spec)
+                self._hold(name, shape)
+                bound = getattr(self._memory, "bound_allocate", None)
+                allocate = (
+                    partial(self._memory.allocate, spec.dtype, *shape)
+                    if bound is None
+                    else bound(spec.dtype, *shape)
+                )
+                return _into(self._place(name), lambda _: allocate())
+            case OperatorStep():
+                return self._call(step)
+            case Release():
+                return self.release((step,))
+
+    def release(self, steps: Iterable[Any]) -> _Function:
+        """Return what does some steps of the kind `Release`."""
+        places = [self._place(step.name) for step in steps]
+
+        def clear(values: Values) -> None:
+            for place in places:
+                values[place] = None
+
+        return clear
+
+    def result(self, output: Output) -> _Function:
+        """Return what takes a result of the plan out of the values."""
+        if output.buffer is None:
+            return itemgetter(self._new() if output.size is None else self._number(output.size))
+        place = self._place(output.buffer)
+        if output.spec is None:
+            return itemgetter(place)
+        sizes, strides = self._shape(output.spec)
+        if output.fresh:
+            copied = self._environment.copied
+            return lambda values: copied(values[place], sizes, strides)
+        view, offset = self._memory.view, self._size(output.spec.offset)
+        return lambda values: view(values[place], sizes, strides, offset)
+
+    # ---------------------------------------------------------------------------------- Places, sizes
+
+    def _new(self, value: Any = None) -> int:
+        self.start.append(value)
+        return input_place(len(self._inputs)) + len(self.start) - 1
+
+    def _place(self, buffer: str) -> int:
+        found = self._places.get(buffer)
+        if found is None:
+            found = self._places[buffer] = self._new()
+        return found
+
+    def _size(self, size: Size) -> int:
+        return evaluate(size, self._sizes)
+
+    def _number(self, size: Size) -> int:
+        """Return the place of a size, or of one of the plan's values, which may be a float."""
+        if isinstance(size, str) and type(self._sizes.get(size)) is float:
+            if size not in self.floats:
+                self.floats[size] = self._new()
+            return self.floats[size]
+        return self._new(self._known(size))
+
+    def _known(self, size: Size) -> Any:
+        """Return a size, or one of the plan's values that is no float."""
+        if isinstance(size, str) and size in self._sizes:
+            return self._sizes[size]
+        return self._size(size)
+
+    def _shape(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(map(self._size, spec.sizes)), tuple(map(self._size, spec.strides))
+
+    def _hold(self, buffer: str, shape: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._spans[buffer] = _span(*shape)
+
+    def _part(
+        self, buffer: str, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> _Function:
+        """Return what shows a buffer in another way to an operator."""
+        place, view = self._place(buffer), self._memory.view
+        bound = getattr(self._memory, "bound_view", None)
+        inside = offset >= 0 and min((*sizes, *strides), default=0) >= 0
+        # Others are left to torch, which knows how much memory is behind a tensor.
+        if (
+            bound is not None
+            and inside
+            and offset + _span(sizes, strides) <= self._spans.get(buffer, 0)
+        ):
+            view = bound()
+        return lambda values: view(values[place], sizes, strides, offset)
+
+    # -------------------------------------------------------------------------------------- Launches
+
+    def _launch(self, step: Launch) -> _Function:
+        sizes = {name: self._size(size) for name, size in step.sizes.items()}
+        launch = self._environment.launcher(step.kernel, sizes)
+        places, on_host = [], []
+        for position, item in enumerate(step.arguments):
+            if isinstance(item, str) and item[:1] in {BUFFER_MARK, NUMBER_MARK}:
+                places.append(self._place(item[1:]))
+                if item[0] == NUMBER_MARK:
+                    on_host.append(position)
+            else:
+                places.append(self._number(item))
+        take = _taker(places)
+        if not on_host:
+            return lambda values: launch(*take(values))
+
+        def with_numbers(values: Values) -> None:
+            arguments = list(take(values))
+            for position in on_host:
+                number = host_number(arguments[position])
+                arguments[position] = int(number) if isinstance(number, bool) else number
+            launch(*arguments)
+
+        return with_numbers
+
+    # ------------------------------------------------------------------------------------- Operators
+
+    def _call(self, step: OperatorStep) -> _Function:
+        given = _Arguments(self._memory, step.operator)
+        take = _taker([self._argument(item, given) for item in step.arguments])
+        names = tuple(step.keywords)
+        take_named = _taker([self._argument(item, given) for item in step.keywords.values()])
+        function, prepared = given.function, tuple(given.prepared)
+        failure = partial(_failed, self._environment.plan, step)
+        finish = self._finish(step, () if step.view else tuple(dict.fromkeys(given.tensors)))
+        used = [place for place, _ in prepared]
+
+        def call(values: Values) -> None:
+            try:
+                for place, prepare in prepared:
+                    values[place] = prepare(values)
+                if names:
+                    named = dict(zip(names, take_named(values), strict=True))
+                    result = function(*take(values), **named)
+                else:
+                    result = function(*take(values))
+            except OperatorFailed as error:
+                raise failure(error.message) from error.__cause__
+            finish(values, result)
+            # What was made for this call alone holds memory that may be released next.
+            for place in used:
+                values[place] = None
+
+        return call
+
+    def _argument(self, item: Any, given: _Arguments) -> int:
+        """Return the place of an operator's argument; what has to be made of tensors before each
+        call is added to `given.prepared`.
+        """
+        if isinstance(item, dict) and "buffer" in item:
+            buffer, spec = item["buffer"], item["spec"]
+            place = self._place(buffer)
+            if spec is not None:
+                sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
+                seen = self._part(buffer, sizes, strides, self._size(spec["offset"]))
+                place = given.prepare(self._new(), seen)
+            given.tensors.append(place)
+            return place
+        if isinstance(item, dict) and "size" in item:
+            return self._number(item["size"])
+        if isinstance(item, list) and self._varies(item):
+            take = _taker([self._argument(part, given) for part in item])
+            return given.prepare(self._new(), lambda values: list(take(values)))
+        return self._new(given.decoded(self._plain(item)))
+
+    def _varies(self, item: Any) -> bool:
+        """Whether an argument has tensors, or numbers that each call has anew."""
+        if isinstance(item, list):
+            return any(map(self._varies, item))
+        if not isinstance(item, dict):
+            return False
+        return "buffer" in item or type(self._sizes.get(item.get("size", ""))) is float
+
+    def _plain(self, item: Any) -> Any:
+        """Return an argument that does not vary, with numbers in place of sizes."""
+        if isinstance(item, list):
+            return [self._plain(part) for part in item]
+        if isinstance(item, dict) and "size" in item:
+            return self._known(item["size"])
+        return item
+
+    def _finish(self, step: OperatorStep, tensors: Sequence[int]) -> Callable[[Values, Any], None]:
+        """Return what checks the results of a call, and puts them at their places.
+
+        Args:
+            step: the call.
+            tensors: places of its arguments, none of whose addresses a new tensor may have.
+        """
+        failure = partial(_failed, self._environment.plan, step)
+        if len(step.results) != len(step.outputs):
+            raise failure(f"expected {len(step.outputs)} layouts, got {len(step.results)}")
+        checks = [
+            None if name is None or spec is None else self._checked(step, name, spec, tensors)
+            for name, spec in zip(step.outputs, step.results, strict=True)
+        ]
+
+        if step.single and len(checks) == 1 and checks[0] is not None:
+            return checks[0]
+
+        def finish(values: Values, result: Any) -> None:
+            results = (result,) if step.single else result
+            if not isinstance(results, (list, tuple)):
+                raise failure(f"expected a tuple of results, got {type(result).__name__}")
+            if len(results) != len(checks):
+                raise failure(f"expected {len(checks)} results, got {len(results)}")
+            for value, check in zip(results, checks, strict=True):
+                if check is not None:
+                    check(values, value)
+
+        return finish
+
+    def _checked(
+        self, step: OperatorStep, name: str, spec: TensorSpec, tensors: Sequence[int]
+    ) -> Callable[[Values, Any], None]:
+        """Return what puts a result at its place in the layout that torch traced, in which the
+        program reads it.
+        """
+        operator, place, taken = step.operator, self._place(name), _taker(tensors)
+        failure = partial(_failed, self._environment.plan, step)
+        shape, strides = self._shape(spec)
+        self._hold(name, (shape, strides))
+        copied, may_be_anywhere = self._environment.copied, self._environment.may_be_anywhere
+        expected = None if spec.device == HOST else getattr(self._memory, "device", None)
+        # The dtype as torch has it, once a result was right: most are, and are compared quickly.
+        right: Any = _NO_DTYPE
+
+        def check(values: Values, value: Any) -> None:
+            nonlocal right
+            if (
+                getattr(value, "dtype", None) is right
+                and value.shape == shape
+                and value.stride() == strides
+                and (expected is None or value.device == expected)
+                and (step.view or _is_new(value, taken(values)))
+            ):
+                values[place] = value
+                return
+            if not hasattr(value, "shape"):
+                raise failure(f"expected a tensor for {name}, got {type(value).__name__}")
+            got = None if expected is None else getattr(value, "device", None)
+            away = got is not None and got != expected
+            if away and not may_be_anywhere(name, spec.dtype, value.shape):
+                raise _wrong_device(operator, expected, got)
+            if tuple(value.shape) != shape or dtype_of(value) != spec.dtype:
+                raise _wrong_result(operator, spec.dtype, shape, value)
+            fits = same_strides(shape, strides, strides_of(value))
+            if not fits or (not step.view and not _is_new(value, taken(values))):
+                value = copied(value, shape, strides)
+            values[place] = value
+            if hasattr(value, "stride"):
+                right = value.dtype
+
+        return check
+
+
+class _Arguments:
+    """The arguments of an operator's call, as they are bound.
+
+    Attributes:
+        function: what is called.
+        tensors: their places.
+        prepared: place, and what makes an argument that is put there before the call.
+    """
+
+    def __init__(self, memory: Any, operator: str) -> None:
+        find = getattr(memory, "bound_operator", None)
+        self._found = None if find is None else find(operator)
+        self.function: Callable[..., Any] = (
+            partial(_called, memory, operator) if self._found is None else self._found[0]
+        )
+        self.tensors: list[int] = []
+        self.prepared: list[tuple[int, _Function]] = []
+
+    def prepare(self, place: int, function: _Function) -> int:
+        """Have an argument made before each call; returns its place."""
+        self.prepared.append((place, function))
+        return place
+
+    def decoded(self, item: Any) -> Any:
+        """Return an argument as the function takes it."""
+        return item if self._found is None else self._found[1](item)
+
+
+def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any:
+    return memory.call(operator, list(arguments), keywords)
+
+
+def _into(place: int, make: _Function) -> _Function:
+    def put(values: Values) -> None:
+        values[place] = make(values)
+
+    return put
+
+
+def _taker(places: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
+    """Return what takes the values at some places."""
+    if len(places) == 1:
+        (place,) = places
+        return lambda values: (values[place],)
+    return itemgetter(*places) if places else lambda _: ()
+
+
+def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements of memory a tensor spans from its first one."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _is_new(value: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a result has memory of its own, aligned as kernels expect: some operators return an
+    argument.
+    """
+    address = value.data_ptr()
+    if address % ALIGNED_BYTES:
+        return False
+    return address == 0 or address not in [argument.data_ptr() for argument in arguments]
+
+
+def _wrong_device(operator: str, expected: Any, got: Any) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        f"{operator}: torch traced that its result is on {expected}, and it is on {got}; its rule"
+        " for fake tensors is wrong",
+        operator=operator,
+        expected=str(expected),
+        got=str(got),
+    )
+
+
+def _wrong_result(
+    operator: str, dtype: str, shape: tuple[int, ...], value: Any
+) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        f"{operator}: torch traced that it returns {dtype}{list(shape)}, and it returned"
+        f" {dtype_of(value)}{list(value.shape)}; its rule for fake tensors is wrong",
+        operator=operator,
+        expected=shape,
+        got=tuple(value.shape),
+    )
+
+
+def _failed(plan: ProgramPlan, step: OperatorStep, reason: str) -> OperatorFailed:
+    number = next(place for place, other in enumerate(plan.steps) if other is step)
+    return OperatorFailed(
+        f"step {number} of the program, {step.operator}: {reason}",
+        operator=step.operator,
+        step=number,
+    )
