@@ -7,7 +7,7 @@ import contextlib
 import statistics
 import sys
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import launch_calls as calls
 import pytest
@@ -188,6 +188,26 @@ def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkey
     kernel.run(X, Y, OUT, 1024, stream=42)
     assert [launch.stream for launch in driver.launches] == [5, 5, 42]
     assert {launch.grid for launch in driver.launches} == {(16, 1, 1)}
+
+
+@compiled_only
+@pytest.mark.parametrize(("flag", "through_python"), [(True, 1), (False, 0), (None, 0)])
+def test_a_profiler_that_records_is_seen_without_python(
+    repeated, monkeypatch, flag, through_python
+):
+    """The flag is looked up at each launch, in whatever module torch has it."""
+    kernel, driver, seen = repeated
+    profiler = ModuleType("torch.autograd.profiler")
+    if flag is not None:
+        profiler._is_profiler_enabled = flag
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", profiler)
+    kernel.tuned.hooks.enter.clear()
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.profiler_ranges.launch_range",
+        lambda *_: contextlib.nullcontext(),
+    )
+    kernel.run(X, Y, OUT, 1024)
+    assert (len(seen), len(driver.launches)) == (through_python, 1)
 
 
 @compiled_only

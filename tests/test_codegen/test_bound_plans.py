@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan is bound once for sizes that come again, and what differs between calls is passed on."""
+
+import gc
+import weakref
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from bundler.codegen.program import generate  # noqa: E402
+from bundler.errors import OperatorFailed  # noqa: E402
+from bundler.runtime.program import run  # noqa: E402
+from bundler.runtime.program.bound_plan import BoundPlan  # noqa: E402
+from bundler.runtime.program.program_plan import (  # noqa: E402
+    Input,
+    Launch,
+    OperatorStep,
+    Output,
+    ProgramPlan,
+    TensorSpec,
+)
+from bundler.runtime.program.run import ProgramRunner  # noqa: E402
+from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
+
+VECTOR = TensorSpec("float32", (4,), (1,))
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """The sizes that plans were bound for."""
+    sizes = []
+
+    class Counted(BoundPlan):
+        def __init__(self, environment, given):
+            sizes.append(dict(given))
+            super().__init__(environment, given)
+
+    monkeypatch.setattr(run, "BoundPlan", Counted)
+    return sizes
+
+
+def launches(launched):
+    """Return a launcher that notes what it is given."""
+    return lambda kernel, arguments, sizes: launched.append((list(arguments), dict(sizes)))
+
+
+def test_sizes_that_come_again_are_bound_once(bound):
+    """Another size is bound anew, and each call's launch has its own grid."""
+    program = generate(lambda x: x * 2, [torch.ones(6, 4)], dynamic=True)
+    launched = []
+    runner = program.runner(TorchMemory(), launches(launched))
+    for rows in (6, 9, 6, 9, 9):
+        runner(torch.ones(rows, 4))
+    assert len(bound) == 2
+    assert [sizes["xnumel"] for _, sizes in launched] == [24, 36, 24, 36, 36]
+
+
+def test_a_float_of_each_call_is_passed_on_without_binding(bound):
+    """A learning rate is another number in each step, and decides about no size."""
+    scaled = OperatorStep(
+        "aten.mul.Scalar",
+        ({"buffer": "x", "spec": None}, {"size": "rate"}),
+        {},
+        ("made",),
+        True,
+        (VECTOR,),
+    )
+    raised = OperatorStep(
+        "aten.pad.default",
+        ({"buffer": "made", "spec": None}, [0, 0], "constant"),
+        {"value": {"size": "rate"}},
+        ("padded",),
+        True,
+        (VECTOR,),
+    )
+    launch = Launch("kernel", ("@padded", "rate"), {"xnumel": 4})
+    plan = ProgramPlan(
+        (Input("x", VECTOR), Input("rate")),
+        {"rate": (1, -1)},
+        (scaled, raised, launch),
+        (Output("padded"), Output(None, size="rate")),
+        {},
+    )
+    launched = []
+    runner = ProgramRunner(plan, launches(launched), TorchMemory())
+    for rate in (0.5, 0.25, 3.0):
+        assert runner(torch.ones(4), rate)[1] == rate
+    assert len(bound) == 1
+    assert [arguments[1] for arguments, _ in launched] == [0.5, 0.25, 3.0]
+    assert [arguments[0].tolist() for arguments, _ in launched] == [
+        [n] * 4 for n in (0.5, 0.25, 3.0)
+    ]
+
+
+def test_ever_new_sizes_do_not_gather(bound, monkeypatch):
+    """What was bound for old sizes is forgotten."""
+    monkeypatch.setattr(run, "MOST_SIGNATURES", 4)
+    program = generate(lambda x: x * 2, [torch.ones(6, 4)], dynamic=True)
+    runner = program.runner(TorchMemory(), launches([]))
+    for rows in range(3, 40):
+        runner(torch.ones(rows, 4))
+    assert len(bound) == 37
+    assert len(runner._plans) <= 4
+
+
+def test_a_tensor_that_is_released_is_gone_before_the_next_step(monkeypatch):
+    """Neither the call's values nor the view that an operator was given keep its memory."""
+    program = generate(
+        lambda x, y: torch.mm(torch.mm(torch.mm(x, y).t(), y).t(), y), [torch.ones(4, 4)] * 2
+    )
+    seen, alive = [], []
+
+    class Watching(TorchMemory):
+        def call(self, operator, arguments, keywords):
+            gc.collect()
+            alive.append(sum(one() is not None for one in seen))
+            result = super().call(operator, arguments, keywords)
+            seen.append(weakref.ref(result))
+            return result
+
+    runner = program.runner(Watching(), launches([]))
+    runner(torch.ones(4, 4), torch.ones(4, 4))
+    assert alive == [0, 1, 1]
+
+
+def test_a_view_beyond_a_tensor_is_refused_by_torch():
+    """What is not known to be a tensor's own memory is left to torch, which knows how much there
+    is.
+    """
+    wide = {"dtype": "float32", "sizes": (40,), "strides": (1,), "offset": 0, "device": ""}
+    step = OperatorStep(
+        "aten.clone.default",
+        ({"buffer": "x", "spec": wide},),
+        {},
+        ("made",),
+        True,
+        (TensorSpec("float32", (40,), (1,)),),
+    )
+    plan = ProgramPlan((Input("x", VECTOR),), {}, (step,), (Output("made"),), {})
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        ProgramRunner(plan, launches([]), TorchMemory())(torch.ones(4))
+
+
+def test_an_operator_that_returns_too_few_results_is_told_by_its_step():
+    """The error names the step, as for a plan that was not bound."""
+    step = OperatorStep(
+        "aten.max.dim", ({"buffer": "x", "spec": None}, 0), {}, ("a", "b"), False, (VECTOR,) * 2
+    )
+
+    class One(TorchMemory):
+        def call(self, operator, arguments, keywords):
+            return (arguments[0],)
+
+    plan = ProgramPlan((Input("x", VECTOR),), {}, (step,), (Output("a"),), {})
+    with pytest.raises(OperatorFailed, match=r"step 0 of the program, aten.max.dim: expected 2"):
+        ProgramRunner(plan, launches([]), One())(torch.ones(4))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of a program are compiled by workers before its first call, under the keys that a launch
+asks for; Triton compiles them for a GPU that is not there.
+"""
+
+import pytest
+
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from bundler.codegen import compile_ahead, module_decorators  # noqa: E402
+from bundler.codegen.program import generate  # noqa: E402
+from bundler.codegen.torch_backend import triton_bundler  # noqa: E402
+from bundler.compile.service import CompileService  # noqa: E402
+from bundler.errors import ConfigError  # noqa: E402
+from bundler.runtime import DryDriver  # noqa: E402
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """A service of two workers, which `start` takes, for a machine with one GPU that is not
+    there.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    driver = DryDriver("cuda")
+    monkeypatch.setattr(module_decorators, "_driver", lambda: driver)
+    with CompileService(2) as made:
+        monkeypatch.setattr(compile_ahead, "_service", lambda workers: made)
+        yield made
+
+
+def two_kernels():
+    return generate(
+        lambda x: torch.softmax(torch.mm(x.sin(), x.sin()), -1), [torch.ones(64, 64)], device="cuda"
+    )
+
+
+def test_workers_fill_the_cache_that_launches_look_in(service, tmp_path):
+    """Each candidate of each kernel is there, and is not compiled a second time."""
+    program = two_kernels()
+    compile_ahead.wait(started := compile_ahead.start(program, 2))
+    assert len(program.kernels) == 2
+    found = [future.result() for future in started]
+    assert service.counters.compiled == len(found) >= 2
+    for one in found:
+        (cubin,) = (tmp_path / "triton" / one.key).glob("*.cubin")
+        assert cubin.stat().st_size
+    assert compile_ahead.start(two_kernels(), 2) == ()
+    # The launch that follows asks Triton for these keys.
+    names = {kernel.fn.__name__ for kernel in program.modules.values()}
+    built = program.build(["cuda:90"])
+    assert {kernel.key for kernel in built.kernels} <= {one.key for one in found}
+    assert {kernel.name for kernel in built.kernels} == names
+
+
+def test_one_worker_compiles_nothing_ahead(service):
+    """Then launches compile, in this process."""
+    assert compile_ahead.start(two_kernels(), 1) == ()
+    assert service.counters.submitted == 0
+
+
+@pytest.mark.parametrize("workers", [0, "two", 1.5])
+def test_another_number_of_workers_is_refused(workers):
+    """The option of torch.compile says what it takes."""
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(ConfigError, match="expected a number of processes"):
+        triton_bundler(graph, [torch.ones(2)], options={"workers": workers})
