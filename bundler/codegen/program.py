@@ -155,6 +155,14 @@ class Program:
             return self._runner(*inputs, seed=seed)
         return self.verifier(inputs, partial(self._runner, *inputs, seed=seed))
 
+    def consume(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """Run the program as `run` does, and empty the list of inputs, so that each is freed as
+        soon as it was read, unless somebody else has it.
+        """
+        if self.verifier is None:
+            return self._runner.consume(inputs)
+        return self.run(*inputs)
+
     def runner(
         self, memory: Any, launch: Launcher, seeds: SeedSource | None = None
     ) -> ProgramRunner:

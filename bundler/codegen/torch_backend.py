@@ -155,7 +155,13 @@ def compile_graph(
         )
     programs.append(program)
     started = compile_ahead.start(program, workers)
-    boxed: Callable[..., Any] = make_boxed_func(_TriedProgram(program, module, programs, started))
+    tried = _TriedProgram(program, module, programs, started)
+
+    # A function, whose mark torch's wrappers keep.
+    def boxed(inputs: list[Any]) -> list[Any]:
+        return list(tried(inputs))
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001  # torch's mark
     return boxed
 
 
@@ -164,7 +170,8 @@ class _TriedProgram:
     fails and torch's does not.
 
     What fails then is mostly a kernel that does not compile, which nobody knows before it is
-    launched.
+    launched.  A call takes a list of inputs and empties it, so that what backward is given is freed
+    as soon as it was read.
     """
 
     def __init__(
@@ -176,12 +183,12 @@ class _TriedProgram:
     ) -> None:
         self._program, self._module, self._programs = program, module, programs
         self._started = started
-        self._run: Callable[..., Any] = self._first_call
+        self._run: Callable[[list[Any]], Any] = self._first_call
 
-    def __call__(self, *inputs: Any) -> list[Any]:
-        return list(self._run(*inputs))
+    def __call__(self, inputs: list[Any]) -> Any:
+        return self._run(inputs)
 
-    def _first_call(self, *inputs: Any) -> Any:
+    def _first_call(self, inputs: list[Any]) -> Any:
         compile_ahead.wait(self._started)
         self._started = ()
         # torch's call has to start from what the failed one started from: inputs and random state.
@@ -201,11 +208,11 @@ class _TriedProgram:
             results = self._module.forward(*inputs)
             self._give_up(error)
             return results
-        self._run = self._program.run
+        self._run = self._program.consume
         return results
 
     def _give_up(self, error: Exception) -> None:
-        self._run = self._module.forward
+        self._run = lambda inputs: self._module.forward(*inputs)
         _log.debug("the first call of a program failed", exc_info=error)
         said = str(error).strip().partition("\n")[0]
         reason = f"its first call failed: {type(error).__name__}: {said}"

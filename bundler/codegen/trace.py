@@ -107,9 +107,37 @@ def trace(
         module.meta[EXPORTED] = True
         return module
 
+    examples = _apart(example_inputs)
     if device is not None:
-        return _traced_for(function, example_inputs, device, dynamic=dynamic)
-    return _traced(function, example_inputs, "symbolic" if dynamic else "fake")
+        return _traced_for(function, examples, device, dynamic=dynamic)
+    return _traced(function, examples, "symbolic" if dynamic else "fake")
+
+
+def _apart(examples: Sequence[Any]) -> list[Any]:
+    """Return the examples, in memory of its own what shares memory with an earlier one.
+
+    A call may have other tensors there, and torch traces a tensor that is given twice as one input.
+    """
+    seen: set[int] = set()
+    found = []
+    for value in examples:
+        if _is_strided(value):
+            if _storage(value) in seen:
+                value = _another(value)  # noqa: PLW2901
+            seen.add(_storage(value))
+        found.append(value)
+    return found
+
+
+def _another(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that lies as another one does, in memory of its own; its numbers do not
+    matter.
+    """
+    offset = tensor.storage_offset()
+    spans = [(size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    memory = torch.zeros(offset + sum(spans) + 1, dtype=tensor.dtype, device=tensor.device)
+    made = memory.as_strided(tensor.shape, tensor.stride(), offset)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _traced_for(

@@ -125,6 +125,34 @@ def test_a_tensor_that_is_released_is_gone_before_the_next_step(monkeypatch):
     assert alive == [0, 1, 1]
 
 
+def test_inputs_that_nobody_else_has_are_freed_once_read():
+    """As a backward pass has it: the list is empty, and of two saved tensors one is gone while the
+    other is read; a result stays.
+    """
+    program = generate(
+        lambda x, y, z: (torch.mm(torch.mm(x, x), y), z.view(16)), [torch.ones(4, 4)] * 3
+    )
+    given = [torch.ones(4, 4), torch.full((4, 4), 2.0), torch.full((4, 4), 3.0)]
+    saved = [weakref.ref(one) for one in given]
+    alive = []
+
+    class Watching(TorchMemory):
+        def call(self, operator, arguments, keywords):
+            gc.collect()
+            alive.append([one() is not None for one in saved])
+            return super().call(operator, arguments, keywords)
+
+    runner = program.runner(Watching(), launches([]))
+    runner(*given)
+    alive.clear()
+    product, seen = runner.consume(given)
+    assert given == []
+    assert alive == [[True, True, True], [False, True, True]]
+    assert (product == 32).all()
+    assert (seen == 3).all()
+    assert seen.shape == (16,)
+
+
 def test_a_view_beyond_a_tensor_is_refused_by_torch():
     """What is not known to be a tensor's own memory is left to torch, which knows how much there
     is.

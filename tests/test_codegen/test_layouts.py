@@ -76,6 +76,19 @@ def test_a_tensor_in_the_memory_of_one_of_another_shape_is_seen_as_itself():
     assert last.arguments[0]["spec"]["sizes"] == (8, 1, 8)
 
 
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"device": "cpu"}])
+@pytest.mark.parametrize("second", [lambda x: x, lambda x: x[:], lambda x: x[1:]])
+def test_an_example_that_is_given_twice_stands_for_two_inputs(second, options):
+    """A call has other tensors there: numbers, and where results lie, are theirs."""
+    given = torch.ones(4, 4)
+    function = lambda x, y: (torch.mm(y, x), y)  # noqa: E731
+    program = generate(function, [given, second(given)], **options)
+    one, two = torch.full((4, 4), 2.0), torch.full(second(given).shape, 3.0)
+    product, seen = program.runner(TorchMemory("cpu"), launched)(one, two)
+    assert product.equal(two @ one)
+    assert seen is two
+
+
 def test_a_number_on_the_host_is_not_written_over():
     """A kernel takes its value, so that its result cannot take its memory, though both have one
     element of the same type.

@@ -10,7 +10,7 @@ meets new sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -83,21 +83,27 @@ class BoundPlan:
     def __init__(self, environment: Environment, sizes: Mapping[str, Any]) -> None:
         binder = _StepBinder(environment, sizes)
         plan = environment.plan
-        self._steps = [
-            step
-            for kind, steps in groupby(plan.steps, key=type)
-            for step in ([binder.release(steps)] if kind is Release else map(binder.step, steps))
-        ]
+        self._steps: list[_Function] = []
+        # Place of an input -> the last step that reads it.
+        last: dict[int, int] = {}
+        for kind, steps in groupby(plan.steps, key=type):
+            for step in [binder.release(steps)] if kind is Release else map(binder.step, steps):
+                last |= dict.fromkeys(binder.inputs_read(), len(self._steps))
+                self._steps.append(step)
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
+        self._consuming = _releasing(self._steps, last, binder.inputs_read())
 
-    def run(self, inputs: Sequence[Any], sizes: Mapping[str, Any], seeds: Any) -> Values:
+    def run(
+        self, inputs: list[Any], sizes: Mapping[str, Any], seeds: Any, *, consume: bool = False
+    ) -> Values:
         """Run all steps, and return what `results` takes.
 
         Args:
             inputs: all of the plan's, checked.
             sizes: of this call.
             seeds: a `SeedSource` of this call.
+            consume: empty the list, and forget each input as soon as nothing reads it any more.
 
         Raises:
             UnsupportedOperator: an operator returned other sizes, another dtype or another device
@@ -108,7 +114,9 @@ class BoundPlan:
         values = [seeds, *inputs, *self._start]
         for name, place in self._floats:
             values[place] = sizes[name]
-        for step in self._steps:
+        if consume:
+            inputs.clear()
+        for step in self._consuming if consume else self._steps:
             step(values)
         return values
 
@@ -120,6 +128,18 @@ class BoundPlan:
 def input_place(number: int) -> int:
     """Return where an input lies among a call's values."""
     return _SEEDS + 1 + number
+
+
+def _releasing(
+    steps: Sequence[_Function], last: Mapping[int, int], returned: Collection[int]
+) -> list[_Function]:
+    """Return steps that also forget what each is the last to read, but for what is returned."""
+    found = list(steps)
+    for number in sorted({*last.values()}, reverse=True):
+        places = [place for place, step in last.items() if step == number and place not in returned]
+        if places:
+            found.insert(number + 1, _clearing(places))
+    return found
 
 
 class _StepBinder:
@@ -135,6 +155,7 @@ class _StepBinder:
         self._memory, self._inputs = environment.memory, environment.plan.inputs
         self.start: Values = []
         self.floats: dict[str, int] = {}
+        self._read: set[int] = set()
         # Buffer -> its place, and how many elements it spans, where that is known.
         self._places: dict[str, int] = {}
         self._spans: dict[str, int] = {}
@@ -169,13 +190,12 @@ class _StepBinder:
 
     def release(self, steps: Iterable[Any]) -> _Function:
         """Return what does some steps of the kind `Release`."""
-        places = [self._place(step.name) for step in steps]
+        return _clearing([self._place(step.name) for step in steps])
 
-        def clear(values: Values) -> None:
-            for place in places:
-                values[place] = None
-
-        return clear
+    def inputs_read(self) -> set[int]:
+        """Return the places of the inputs that were read by what was made since the last call."""
+        found, self._read = self._read, set()
+        return {place for place in found if place < input_place(len(self._inputs))}
 
     def result(self, output: Output) -> _Function:
         """Return what takes a result of the plan out of the values."""
@@ -201,6 +221,7 @@ class _StepBinder:
         found = self._places.get(buffer)
         if found is None:
             found = self._places[buffer] = self._new()
+        self._read.add(found)
         return found
 
     def _size(self, size: Size) -> int:
@@ -438,6 +459,14 @@ class _Arguments:
 
 def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any:
     return memory.call(operator, list(arguments), keywords)
+
+
+def _clearing(places: Sequence[int]) -> _Function:
+    def clear(values: Values) -> None:
+        for place in places:
+            values[place] = None
+
+    return clear
 
 
 def _into(place: int, make: _Function) -> _Function:

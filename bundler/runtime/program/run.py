@@ -160,19 +160,32 @@ class ProgramRunner:
         with self._current_device():
             return self._run(inputs, seed)
 
-    def _run(self, inputs: Sequence[Any], seed: int | None) -> tuple[Any, ...]:
+    def consume(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """Run the program as a call does, and empty the list: tensors that nobody else has are
+        freed as soon as they were read, so that what a backward pass has is not held to its end.
+        """
+        with self._current_device():
+            return self._run(inputs, None, consume=True)
+
+    def _run(
+        self, inputs: Sequence[Any], seed: int | None, *, consume: bool = False
+    ) -> tuple[Any, ...]:
         taken, signature = self._inputs.taken(inputs)
+        if consume:
+            assert isinstance(inputs, list)
+            inputs.clear()
         if signature.bound is None:
             signature.bound = self._bound_for(signature.sizes)
         bound: BoundPlan = signature.bound
         moved = {number: taken[number] for number in self._inputs.misaligned(taken)}
         for number in moved:
             taken[number] = self._aligned(number, taken[number])
+        copies = {number: taken[number] for number in moved if self.plan.inputs[number].changed}
         seeds = self._seeds if seed is None else SeedStream(self._environment.memory, seed)
-        values = bound.run(taken, signature.sizes, seeds)
+        values = bound.run(taken, signature.sizes, seeds, consume=consume)
         for number, value in moved.items():
-            if self.plan.inputs[number].changed:
-                value.copy_(taken[number])
+            if number in copies:
+                value.copy_(copies[number])
             # A result that is the input, or a view of it, is the caller's.
             values[input_place(number)] = value
         return bound.results(values)
