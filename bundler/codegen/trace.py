@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.device_tracing import tracing_for
 from bundler.errors import ConfigError, UnsupportedOperator
+from bundler.runtime.program.program_inputs import is_lazy
 from bundler.toolchain.user_lines import recorded_lines
 
 # Key of a graph's `meta`: place of a result -> its `InputView`, where it shares an input's memory.
@@ -114,15 +115,17 @@ def trace(
 
 
 def _apart(examples: Sequence[Any]) -> list[Any]:
-    """Return the examples, in memory of its own what shares memory with an earlier one.
+    """Return the examples, in memory of its own what shares memory with an earlier one, and what is
+    lazily negative.
 
-    A call may have other tensors there, and torch traces a tensor that is given twice as one input.
+    A call may have other tensors there; torch traces a tensor that is given twice as one input, and
+    a view of a negative one as a copy.
     """
     seen: set[int] = set()
     found = []
     for value in examples:
         if _is_strided(value):
-            if _storage(value) in seen:
+            if _storage(value) in seen or is_lazy(value):
                 value = _another(value)  # noqa: PLW2901
             seen.add(_storage(value))
         found.append(value)
@@ -186,7 +189,9 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         with recorded_lines(), _without_jiterator(), _ChangesInPlace() as changes:
             result = function(*inputs)
         for place, leaf in enumerate(tree_leaves(result)):
-            number = given.get(_storage(leaf)) if _is_strided(leaf) else None
+            # One that is lazily conjugated shares the memory, and has other numbers.
+            plain = _is_strided(leaf) and not is_lazy(leaf)
+            number = given.get(_storage(leaf)) if plain else None
             if number is not None and leaf.dtype == inputs[number].dtype:
                 # A tensor whose sizes or strides were changed in place is the same object, but lies
                 # otherwise.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -63,13 +63,21 @@ class TorchMemory:
         return self._device
 
     def current_device(self) -> AbstractContextManager[Any]:
-        """Return a context in which launches and allocations are on the memory's device."""
-        accelerator: Any = getattr(self._torch, self._device.type, None)
+        """Return a context in which launches and allocations are on the memory's device, and
+        operators compute what was traced: without autocast, and without gradients, which would
+        follow through operators alone and not through kernels.
+        """
+        torch, kind = self._torch, self._device.type
+        accelerator: Any = getattr(torch, kind, None)
         made: Any = getattr(accelerator, "device", None)
-        if made is None or self._device.index in {None, accelerator.current_device()}:
-            return _NOTHING
-        context: AbstractContextManager[Any] = made(self._device)
-        return context
+        contexts: list[AbstractContextManager[Any]] = []
+        if made is not None and self._device.index not in {None, accelerator.current_device()}:
+            contexts.append(made(self._device))
+        if torch.is_grad_enabled():
+            contexts.append(torch.no_grad())
+        if torch.is_autocast_enabled(kind):
+            contexts.append(torch.autocast(kind, enabled=False))
+        return _within(contexts) if contexts else _NOTHING
 
     def placed(self, tensor: Any) -> Any:
         """Return a tensor on the memory's device: itself where it is there, else a copy."""
@@ -225,6 +233,14 @@ class TorchMemory:
             f"a call's argument {item!r:.80}: expected a dtype, a device or a memory format",
             name=kind,
         )
+
+
+@contextmanager
+def _within(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def _lacks(item: Any) -> bool:

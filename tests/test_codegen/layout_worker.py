@@ -84,6 +84,20 @@ def parts_and_their_extremes(x):
     return part, part.amax(()), y
 
 
+def changed_and_scaled(x):
+    x.mul_(2)
+    return x[1:], x + 1
+
+
+def scaled_by_a_constant(x):
+    return x * NEGATIVE[:6]
+
+
+def conjugates(z):
+    other = z.conj()
+    return other, other.imag, other.imag * 2, other.real + 1, z.real * other.imag
+
+
 def contiguous(x):
     return x.t().contiguous(), x.t().clone(memory_format=torch.contiguous_format).view(-1)
 
@@ -164,7 +178,18 @@ def decided(x):
     return product.argmax(-1), (x * 1.5 * 4).long(), product == product.amax(-1, keepdim=True)
 
 
+def negative(size, *, seed=0):
+    """A tensor whose memory holds its negative."""
+    parts = small((size, 2), seed=seed)
+    return torch.view_as_complex(parts).conj().imag
+
+
+NEGATIVE = negative(8, seed=2)
 GENERATED = {
+    "changed, lazily negative input": (changed_and_scaled, lambda: [negative(8)], 1),
+    "conjugates": (conjugates, lambda: [torch.view_as_complex(small((6, 2)))], 2),
+    "lazily negative constant": (scaled_by_a_constant, lambda: [small((6,))]),
+    "lazily negative operand": (torch.mm, lambda: [negative(36).view(6, 6), small((6, 6))], 1),
     "decided by 16-bit floats": (decided, lambda: [small((16, 24)).bfloat16()]),
     "filled": (filled, lambda: [small((4, 5, 6)), torch.tensor([2, 0, 2])]),
     "added_to": (added_to, lambda: [small((4, 6))]),
@@ -342,15 +367,17 @@ def differences(ours, theirs, inputs, expected_inputs):
 
 def distance(ours, theirs):
     """Return how far numbers are apart, in parts of their size."""
-    ours, theirs = ours.detach().double(), theirs.detach().double()
+    wide = torch.complex128 if theirs.is_complex() else torch.double
+    ours, theirs = ours.detach().to(wide), theirs.detach().to(wide)
     return ((ours - theirs).norm() / theirs.norm().clamp_min(1e-2)).item()
 
 
-def generated(function, inputs):
+def generated(function, inputs, copies=0):
     theirs, ours = inputs(), inputs()
     program = bundler.codegen.generate(function, inputs())
     expected = tree_leaves(function(*theirs))
-    return differences(list(program.run(*ours)), expected, ours, theirs), program.copies
+    found = differences(list(program.run(*ours)), expected, ours, theirs)
+    return found, program.copies - copies
 
 
 def trained(kind, shape, memory_format, tolerance=1e-4):

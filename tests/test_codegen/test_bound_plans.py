@@ -184,3 +184,18 @@ def test_an_operator_that_returns_too_few_results_is_told_by_its_step():
     plan = ProgramPlan((Input("x", VECTOR),), {}, (step,), (Output("a"),), {})
     with pytest.raises(OperatorFailed, match=r"step 0 of the program, aten.max.dim: expected 2"):
         ProgramRunner(plan, launches([]), One())(torch.ones(4))
+
+
+def test_a_call_computes_what_was_traced_whatever_is_on_around_it():
+    """Autocast would multiply in 16 bits; gradients would follow through operators and not through
+    kernels, and miss parts without a word.
+    """
+    program = generate(torch.mm, [torch.ones(4, 4), torch.ones(4, 4)])
+    weight = torch.full((4, 4), 1 / 3, requires_grad=True)
+    runner = program.runner(TorchMemory(), launches([]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (result,) = runner(torch.ones(4, 4), weight)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert not result.requires_grad
+    assert result.equal(torch.ones(4, 4) @ weight.detach())

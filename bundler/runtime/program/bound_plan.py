@@ -23,6 +23,8 @@ from bundler.runtime.program.device_tensors import host_number
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
     dtype_of,
+    is_lazy,
+    read_by_kernels,
     same_strides,
     strides_of,
 )
@@ -153,6 +155,7 @@ class _StepBinder:
     def __init__(self, environment: Environment, sizes: Mapping[str, Any]) -> None:
         self._environment, self._sizes = environment, sizes
         self._memory, self._inputs = environment.memory, environment.plan.inputs
+        self._read_by_kernels = frozenset(read_by_kernels(environment.plan))
         self.start: Values = []
         self.floats: dict[str, int] = {}
         self._read: set[int] = set()
@@ -400,6 +403,11 @@ class _StepBinder:
         # The dtype as torch has it, once a result was right: most are, and are compared quickly.
         right: Any = _NO_DTYPE
 
+        def is_readable(values: Values, value: Any) -> bool:
+            if step.view:
+                return name not in self._read_by_kernels or not is_lazy(value)
+            return _is_new(value, taken(values))
+
         def check(values: Values, value: Any) -> None:
             nonlocal right
             if (
@@ -407,7 +415,7 @@ class _StepBinder:
                 and value.shape == shape
                 and value.stride() == strides
                 and (expected is None or value.device == expected)
-                and (step.view or _is_new(value, taken(values)))
+                and is_readable(values, value)
             ):
                 values[place] = value
                 return
@@ -420,7 +428,7 @@ class _StepBinder:
             if tuple(value.shape) != shape or dtype_of(value) != spec.dtype:
                 raise _wrong_result(operator, spec.dtype, shape, value)
             fits = same_strides(shape, strides, strides_of(value))
-            if not fits or (not step.view and not _is_new(value, taken(values))):
+            if not fits or not is_readable(values, value):
                 value = copied(value, shape, strides)
             values[place] = value
             if hasattr(value, "stride"):

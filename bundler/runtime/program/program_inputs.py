@@ -39,10 +39,12 @@ class Signature:
 
     Attributes:
         sizes: that the inputs give, and the plan's values.
+        lazy: numbers of inputs whose memory does not hold their numbers: see `is_lazy`.
         bound: what runs them, which the runner keeps here.
     """
 
     sizes: dict[str, Any]
+    lazy: tuple[int, ...] = ()
     bound: Any = None
 
 
@@ -64,7 +66,7 @@ class ProgramInputs:
         self._inputs, self._places, self._limits = plan.inputs, plan.sizes, plan.limits
         self._guards, self._values = plan.guards, plan.values
         self._host, self._device = host, device
-        self._read = frozenset(_read_by_kernels(plan))
+        self._read = frozenset(read_by_kernels(plan))
         self._tensors = [number for number, item in enumerate(plan.inputs) if item.spec is not None]
         self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
         changed = [n for n in self._tensors if plan.inputs[n].changed]
@@ -96,7 +98,7 @@ class ProgramInputs:
         """Return what tells calls with torch's tensors apart."""
         return tuple(
             [
-                (value.shape, value.stride(), value.dtype, value.device)
+                (value.shape, value.stride(), value.dtype, value.device, is_lazy(value))
                 if item.spec is not None
                 else _number(item, value)
                 for item, value in zip(self._inputs, inputs, strict=True)
@@ -117,7 +119,8 @@ class ProgramInputs:
         )
         known = self._known.get(key)
         if known is None:
-            known = Signature(self._checked(values))
+            lazy = tuple(number for number in self._tensors if is_lazy(values[number]))
+            known = Signature(self._checked(values), lazy)
             if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
             self._known[key] = known
@@ -135,11 +138,12 @@ class ProgramInputs:
         small = dtype in _STATE_TYPES and math.prod(sizes) <= _MOST_STATE
         return small and name not in self._read
 
-    def misaligned(self, values: Sequence[Any]) -> list[int]:
-        """Return the numbers of inputs that begin at no multiple of 16 bytes, where kernels count
-        on it.
+    def to_copy(self, values: Sequence[Any], signature: Signature) -> list[int]:
+        """Return the numbers of inputs that kernels cannot read where they lie: they begin at no
+        multiple of 16 bytes, where kernels count on it, or are lazy.
         """
-        return [n for n in self._aligned if values[n].data_ptr() % ALIGNED_BYTES]
+        odd = [n for n in self._aligned if values[n].data_ptr() % ALIGNED_BYTES]
+        return [*{*odd, *signature.lazy}] if signature.lazy else odd
 
     def _checked(self, values: Sequence[Any]) -> dict[str, Any]:
         for number in self._tensors:
@@ -212,7 +216,7 @@ class ProgramInputs:
                 reach, owner = last, number
 
 
-def _read_by_kernels(plan: ProgramPlan) -> Iterator[str]:
+def read_by_kernels(plan: ProgramPlan) -> Iterator[str]:
     """Yield the names of the tensors that kernels are given."""
     for step in plan.steps:
         if isinstance(step, Launch):
@@ -248,9 +252,18 @@ def same_strides(sizes: Sequence[int], expected: Sequence[int], got: Sequence[in
     return all(a == b for size, a, b in zip(sizes, expected, got, strict=True) if size != 1)
 
 
+def is_lazy(tensor: Any) -> bool:
+    """Whether a tensor of torch is the negative, or the conjugate, of what lies in its memory, as
+    `x.conj().imag` is.
+    """
+    if not hasattr(tensor, "is_neg"):
+        return False
+    return bool(tensor.is_neg() or (tensor.is_conj() if tensor.is_complex() else False))
+
+
 def _signature(tensor: Any) -> Any:
     if hasattr(tensor, "stride"):  # as `_key` has it
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, is_lazy(tensor)
     return tensor.shape, tensor.strides, tensor.dtype
 
 

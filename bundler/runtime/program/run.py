@@ -39,6 +39,7 @@ from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
     MOST_SIGNATURES,
     ProgramInputs,
+    is_lazy,
 )
 from bundler.runtime.program.program_plan import (
     KernelChoice,
@@ -124,7 +125,7 @@ class ProgramRunner:
         )
         self._current_device = getattr(memory, "current_device", nullcontext)
         self._seeds = seeds or SeedStream(memory)
-        held = dict(constants or {})
+        held = {name: _resolved(tensor, memory) for name, tensor in (constants or {}).items()}
         missing = [name for name in plan.constants if name not in held]
         if missing:
             raise ConfigError(
@@ -177,9 +178,9 @@ class ProgramRunner:
         if signature.bound is None:
             signature.bound = self._bound_for(signature.sizes)
         bound: BoundPlan = signature.bound
-        moved = {number: taken[number] for number in self._inputs.misaligned(taken)}
+        moved = {number: taken[number] for number in self._inputs.to_copy(taken, signature)}
         for number in moved:
-            taken[number] = self._aligned(number, taken[number])
+            taken[number] = self._readable(number, taken[number])
         copies = {number: taken[number] for number in moved if self.plan.inputs[number].changed}
         seeds = self._seeds if seed is None else SeedStream(self._environment.memory, seed)
         values = bound.run(taken, signature.sizes, seeds, consume=consume)
@@ -200,8 +201,10 @@ class ProgramRunner:
             found = self._plans[key] = BoundPlan(self._environment, sizes)
         return found
 
-    def _aligned(self, number: int, value: Any) -> Any:
-        """Return an input's elements at a multiple of 16 bytes, which the kernels count on."""
+    def _readable(self, number: int, value: Any) -> Any:
+        """Return an input's elements as they are, and at a multiple of 16 bytes, which the kernels
+        count on.
+        """
         if not hasattr(value, "stride"):
             raise ConfigError(
                 f"input {number} of the program: expected an address that is a multiple of "
@@ -223,6 +226,11 @@ class ProgramRunner:
             )
         self.copies += 1
         return copied(value, sizes, strides)
+
+
+def _resolved(tensor: Any, memory: Any) -> Any:
+    """Return a tensor that lies as this one does, and whose memory holds its numbers."""
+    return memory.copied(tensor, tensor.shape, tensor.stride()) if is_lazy(tensor) else tensor
 
 
 class _EachTime:
