@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
 from bundler.codegen.graph_errors import located
-from bundler.codegen.loops.data_types import data_type
+from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import Buffer, Reference, TensorLayout, TorchValue
@@ -588,10 +588,12 @@ class _Reader:
                 self._graph.outputs[place] = replace(output, fresh=True)
         self._graph.changed = frozenset(changed)
         for (buffer, value), source in zip(self._mutations, held, strict=True):
-            if builder.buffers[buffer].layout.device or (value.host is not None and value.sizes):
+            layout = builder.buffers[buffer].layout
+            away = layout.device or (value.host is not None and value.sizes)
+            if away or layout.dtype not in DATA_TYPES:
                 self._host.copy(source or builder.reference(value), buffer)
             else:
-                builder.write(buffer, value, builder.buffers[buffer].layout)
+                builder.write(buffer, value, layout)
 
     def _reads_elsewhere(self, buffer: str, value: LazyTensor, changed: set[str]) -> bool:
         """Whether what an input becomes is computed of elements that a kernel may have changed

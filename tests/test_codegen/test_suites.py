@@ -342,3 +342,16 @@ def test_a_shard_of_the_lists_is_right_as_programs(run_tool, tmp_path):
     )
     assert (done.returncode, result["wrong"], result["raises"]) == (0, {}, {}), done.stdout
     assert result["counts"]["op_db"]["right"] > 300
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_lazy_tensor_has_the_same_numbers_and_other_ones_in_memory(dtype):
+    """Copies, which each side is given, are as lazy."""
+    lazy, plain = (
+        suite_cases.call_of(suite_cases.Case("op_db", "mul", dtype, mode, 0), "cpu").tensors[0]
+        for mode in ("lazy", "plain")
+    )
+    for one in (lazy, *suite_cases.copied([lazy])):
+        assert one.is_neg() or one.is_conj()
+        assert torch.equal(one.detach(), plain.detach())
+        assert one.requires_grad == plain.requires_grad

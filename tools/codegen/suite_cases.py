@@ -27,15 +27,20 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from tools.codegen.suite_judge import Tolerance
 
-DTYPES = ("float32", "bfloat16", "int64", "bool")
+DTYPES = ("float32", "bfloat16", "int64", "bool", "complex64")
 # What is done with an operator's samples, by dtype: first the modes of the first sample, then those
 # of the second, and so on.
 _ALL = ("plain", "sliced", "transposed", "dynamic", "compiled", "compiled-dynamic", "inplace")
 OPERATOR_MODES = {
-    "float32": (_ALL, ("plain", "sliced", "compiled"), ("plain", "compiled")),
+    "float32": (
+        (*_ALL, "lazy", "lazy-compiled"),
+        ("plain", "sliced", "compiled"),
+        ("plain", "compiled"),
+    ),
     "bfloat16": (("plain", "sliced", "compiled"), ("plain", "transposed", "compiled")),
     "int64": (("plain", "transposed", "dynamic"), ("plain", "sliced", "compiled")),
     "bool": (("plain", "sliced"), ("plain", "compiled")),
+    "complex64": (("plain", "compiled", "lazy", "lazy-compiled"), ("plain", "sliced")),
 }
 _MODULE_SAMPLES = (
     ("plain", "compiled", "compiled-dynamic", "sliced-compiled"),
@@ -391,6 +396,8 @@ def _copy(tensor: Any, dtype: Any, memories: dict[int, Any]) -> Any:
             dtype = None
         if plain.layout != torch.strided or not plain.numel() or plain.is_conj() or plain.is_neg():
             new = plain.clone() if dtype is None else plain.clone().to(dtype)
+            if plain.is_conj() or plain.is_neg():
+                new = _lazy(new)
         else:
             memory = plain.untyped_storage()
             if memory.data_ptr() not in memories:
@@ -437,4 +444,24 @@ def _transposed(tensor: Any) -> Any:
     return turned.requires_grad_(tensor.requires_grad)
 
 
-_LAYOUTS: dict[str, Callable[[Any], Any]] = {"sliced": _sliced, "transposed": _transposed}
+def _lazy(tensor: Any) -> Any:
+    """Return the same numbers as the negative, or the conjugate, of what lies in memory; the tensor
+    itself where it has neither.
+    """
+    if tensor.layout is not torch.strided or not (
+        tensor.is_floating_point() or tensor.is_complex()
+    ):
+        return tensor
+    with torch.no_grad():
+        if tensor.is_complex():
+            made = tensor.detach().conj_physical().conj()
+        else:
+            made = torch._neg_view(tensor.detach().neg())  # noqa: SLF001  # as torch's own tests do
+    return made.requires_grad_(tensor.requires_grad)
+
+
+_LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "sliced": _sliced,
+    "transposed": _transposed,
+    "lazy": _lazy,
+}

@@ -32,7 +32,7 @@ class SuiteException:
 
 # Of `generate`d programs alone: torch.compile ends a graph where a value is read, and goes on
 # behind it.
-_GENERATED = ("plain", "sliced", "transposed", "dynamic")
+_GENERATED = ("plain", "sliced", "transposed", "dynamic", "lazy")
 _BY_MODE: dict[str, tuple[str, ...]] = {
     "the result is a number, not a tensor, and values decide it": ("item", "allclose", "equal"),
     "torch's function reads a value on the way: whether weights are equal, or positive": (

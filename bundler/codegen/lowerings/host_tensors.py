@@ -101,7 +101,9 @@ class HostTensors:
         return Reference(held, layout)
 
     def copy(self, source: Reference, buffer: str) -> None:
-        """Copy a tensor into an input, where one of the two lies on the host."""
+        """Copy a tensor into an input that no kernel writes: one of the two lies on the host, or has
+        complex numbers.
+        """
         target = Reference(buffer, self._builder.buffers[buffer].layout)
         self._call(_COPY, target, source, mutated=(buffer,))
 
@@ -112,7 +114,10 @@ class HostTensors:
         outputs: tuple[str | None, ...] = (None,),
         mutated: tuple[str, ...] = (),
     ) -> None:
-        reason = f"an input on another device than the program's, {self._device}, is changed"
+        reason = (
+            f"an input of complex numbers, or on another device than the program's, {self._device},"
+            " is changed"
+        )
         self._fallbacks.append(RefusedOperator(operator, reason))
         self._builder.nodes.append(
             ExternCall(operator, arguments, (), outputs, reason, mutated=mutated)
