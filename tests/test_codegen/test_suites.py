@@ -347,6 +347,8 @@ def test_a_shard_of_the_lists_is_right_as_programs(run_tool, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_a_lazy_tensor_has_the_same_numbers_and_other_ones_in_memory(dtype):
     """Copies, which each side is given, are as lazy."""
+    from tools.codegen import suite_cases
+
     lazy, plain = (
         suite_cases.call_of(suite_cases.Case("op_db", "mul", dtype, mode, 0), "cpu").tensors[0]
         for mode in ("lazy", "plain")
