@@ -98,7 +98,13 @@ class ProgramInputs:
         """Return what tells calls with torch's tensors apart."""
         return tuple(
             [
-                (value.shape, value.stride(), value.dtype, value.device, is_lazy(value))
+                (
+                    value.shape,
+                    value.stride(),
+                    value.dtype,
+                    value.device,
+                    value.is_neg() or value.is_conj(),
+                )
                 if item.spec is not None
                 else _number(item, value)
                 for item, value in zip(self._inputs, inputs, strict=True)
@@ -256,9 +262,7 @@ def is_lazy(tensor: Any) -> bool:
     """Whether a tensor of torch is the negative, or the conjugate, of what lies in its memory, as
     `x.conj().imag` is.
     """
-    if not hasattr(tensor, "is_neg"):
-        return False
-    return bool(tensor.is_neg() or (tensor.is_conj() if tensor.is_complex() else False))
+    return hasattr(tensor, "is_neg") and bool(tensor.is_neg() or tensor.is_conj())
 
 
 def _signature(tensor: Any) -> Any:
