@@ -18,7 +18,6 @@ from bundler.codegen.program import Program
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.service import CompileService
 from bundler.compile.worker_pool import worker_count
-from bundler.errors import BundlerError
 from bundler.package_loggers import logger
 
 _log = logger("bundler.codegen")
@@ -42,8 +41,9 @@ def start(program: Program, workers: int | None) -> Started:
     for name, kernel in program.modules.items():
         try:
             jobs += kernel.jobs(program.sources[name])
-        except BundlerError as error:
-            _log.debug("%s: not compiled ahead: %s", name, error.message)
+        # Triton raises whatever it likes; the launch will raise it again, and is judged then.
+        except Exception as error:  # noqa: BLE001
+            _log.debug("%s: not compiled ahead", name, exc_info=error)
     missing = [job for job in jobs if not os.path.isdir(os.path.join(service.cache_dir, job.key))]
     # One is compiled sooner than a process has begun.
     return [service.submit(job) for job in missing] if len(missing) > 1 else ()

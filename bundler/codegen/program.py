@@ -161,7 +161,9 @@ class Program:
         """
         if self.verifier is None:
             return self._runner.consume(inputs)
-        return self.run(*inputs)
+        given = list(inputs)
+        inputs.clear()
+        return self.run(*given)
 
     def runner(
         self, memory: Any, launch: Launcher, seeds: SeedSource | None = None

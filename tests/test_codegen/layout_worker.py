@@ -95,7 +95,13 @@ def scaled_by_a_constant(x):
 
 def conjugates(z):
     other = z.conj()
-    return other, other.imag, other.imag * 2, other.real + 1, z.real * other.imag
+    product = torch.mm(other.imag.view(2, 3), z.real.view(3, 2))
+    return other, other.imag, other.imag * 2, other.real + 1, z.real * other.imag, product
+
+
+def conjugate_of_a_part(z):
+    # No kernel reads it, and an operator sees it in other sizes.
+    return torch.mm(z.conj().imag.view(2, 3), z.real.view(3, 2))
 
 
 def contiguous(x):
@@ -187,7 +193,12 @@ def negative(size, *, seed=0):
 NEGATIVE = negative(8, seed=2)
 GENERATED = {
     "changed, lazily negative input": (changed_and_scaled, lambda: [negative(8)], 1),
-    "conjugates": (conjugates, lambda: [torch.view_as_complex(small((6, 2)))], 2),
+    "conjugates": (conjugates, lambda: [torch.view_as_complex(small((6, 2)))], 3),
+    "conjugate of a part": (
+        conjugate_of_a_part,
+        lambda: [torch.view_as_complex(small((6, 2)))],
+        1,
+    ),
     "lazily negative constant": (scaled_by_a_constant, lambda: [small((6,))]),
     "lazily negative operand": (torch.mm, lambda: [negative(36).view(6, 6), small((6, 6))], 1),
     "decided by 16-bit floats": (decided, lambda: [small((16, 24)).bfloat16()]),

@@ -303,6 +303,10 @@ class _StepBinder:
         failure = partial(_failed, self._environment.plan, step)
         finish = self._finish(step, () if step.view else tuple(dict.fromkeys(given.tensors)))
         used = [place for place, _ in prepared]
+        # A view may be lazily negative, which only torch's own views of it keep.
+        for name, spec in () if step.view else zip(step.outputs, step.results, strict=True):
+            if name is not None and spec is not None:
+                self._hold(name, self._shape(spec))
 
         def call(values: Values) -> None:
             try:
@@ -397,7 +401,6 @@ class _StepBinder:
         operator, place, taken = step.operator, self._place(name), _taker(tensors)
         failure = partial(_failed, self._environment.plan, step)
         shape, strides = self._shape(spec)
-        self._hold(name, (shape, strides))
         copied, may_be_anywhere = self._environment.copied, self._environment.may_be_anywhere
         expected = None if spec.device == HOST else getattr(self._memory, "device", None)
         # The dtype as torch has it, once a result was right: most are, and are compared quickly.
