@@ -37,7 +37,7 @@ from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, in_prefix
 FULL_PAUSE_S = 30.0
 STALE_AFTER_S = 24 * 3600.0
 _SHARD = "+"
-_GENERATIONS = "+gen"
+GENERATIONS = "+gen"
 _log = logging.getLogger("bundler.backends")
 # A program that does not configure logging sees no lines of it.
 _log.addHandler(logging.NullHandler())
@@ -147,11 +147,11 @@ class LocalBackend(Backend):
         top = os.path.join(self.root, "refs")
         with file_steps.errors_by_meaning(top, "list"):
             for folder, subfolders, _ in os.walk(top, onerror=_raise_unless_absent):
-                if _GENERATIONS in subfolders:
+                if GENERATIONS in subfolders:
                     key = os.path.relpath(folder, top).replace(os.sep, "/")
                     if in_prefix(key, prefix) and self.read_ref(key) is not None:
                         yield key
-                subfolders[:] = sorted(name for name in subfolders if name != _GENERATIONS)
+                subfolders[:] = sorted(name for name in subfolders if name != GENERATIONS)
 
     def now_s(self) -> float:
         """Return the file system's time, by making a file; the local clock where that is not
@@ -212,7 +212,7 @@ class LocalBackend(Backend):
         return f"{self._data}/{relative}"
 
     def _generations(self, key: str) -> str:
-        return os.path.join(self.root, "refs", *key.split("/"), _GENERATIONS)
+        return os.path.join(self.root, "refs", *key.split("/"), GENERATIONS)
 
     def _latest(self, key: str) -> refs.Version:
         folder = self._generations(check_key(key))

@@ -26,10 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bundler.backends.local import GENERATIONS
+from bundler.backends.refs import KEPT_S
 from tools.shared import kernel_variants, measurement, programs
 from tools.shared.measurement import row
 from tools.shared.processes import Helper, python_path
@@ -204,7 +206,7 @@ class Soak:
             "memory_mib": round(int(fields["VmRSS"].split()[0]) / 1024, 2),
             "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
             "threads": int(fields["Threads"]),
-            "store_files": len(store) - len(temporary),
+            "store_files": len(store) - len(temporary) - _young_numbers(store),
             "temporary_files": len(temporary),
             "other_files": len(others),
             "redis_keys": admin.dbsize(),
@@ -247,6 +249,18 @@ def _files(folder: Path) -> list[tuple[Path, int]]:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 found.append((Path(place, name), Path(place, name).lstat().st_size))
+    return found
+
+
+def _young_numbers(paths: Iterable[Path]) -> int:
+    """Return how many files are numbers of a tag's values that a directory keeps for an hour: in a
+    run's first hour they can only grow.
+    """
+    found, now_s = 0, time.time()
+    for path in paths:
+        if path.parent.name == GENERATIONS:
+            with contextlib.suppress(FileNotFoundError):
+                found += now_s - path.lstat().st_mtime < KEPT_S
     return found
 
 
