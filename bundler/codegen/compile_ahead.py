@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`start`: has worker processes compile what a program's first call needs, side by side, while torch
-traces on; `wait` waits for it.  `torch_backend` calls both.
+"""`start`: has worker processes compile what a program's first call needs, side by side, while
+torch traces on; `wait` waits for it.  `torch_backend` calls both.
 
 Workers fill Triton's cache, where the first launches find the kernels.  What cannot be compiled
 ahead, a launch compiles; so nothing here fails.

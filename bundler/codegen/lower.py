@@ -614,9 +614,9 @@ class _Reader:
         memory, where the program may have changed it.
         """
         found = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
-        name = "" if found is None else f"arg{found.number}"
         if found is None:
             return None
+        name = f"arg{found.number}"
         layout = self._graph.builder.buffers[name].layout
         if found.itself:
             return Reference(name, layout)

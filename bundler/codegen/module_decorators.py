@@ -154,7 +154,8 @@ class ModuleKernel:
         self.bound()(*args)
 
     def jobs(self, text: str) -> list[Job]:
-        """Return the compiles that a launch on the current device needs, one for each candidate.
+        """Return the compiles that a first launch on the current device needs, one for each
+        candidate; none where it was launched, or asked for, before, since programs share kernels.
 
         Args:
             text: of the kernel's module.
@@ -162,11 +163,14 @@ class ModuleKernel:
         Raises:
             ConfigError: the arguments do not fit the function.
         """
+        number = _driver().device()
+        if number in self._made:
+            return []
         source = SourceRef("text", self.fn.__name__, data=text.encode())
         # No workers of its own: what is compiled ahead, it finds in Triton's cache.
         kernel = self.on(current_device(), options=TunerOptions(workers=1), source=source)
         found = kernel.jobs(self.argument_specs, current_target())
-        self._made[_driver().device()] = kernel
+        self._made[number] = kernel
         return found
 
     @property

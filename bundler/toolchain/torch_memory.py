@@ -53,9 +53,9 @@ class TorchMemory:
         self._operators: dict[str, Any] = {}
         if self._device.type == "cuda" and self._device.index is None:
             self._device = self._torch.device("cuda", self._torch.cuda.current_device())
-        self._dtypes: dict[str, Any] = {}
         # What the code of Inductor allocates and views by, at a third and half of the cost.
-        self._guards: Any = getattr(getattr(self._torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
+        inner = getattr(self._torch._C, "_dynamo", None)  # noqa: SLF001
+        self._guards: Any = getattr(inner, "guards", None)
 
     @property
     def device(self) -> Any:

@@ -54,6 +54,16 @@ def test_workers_fill_the_cache_that_launches_look_in(service, tmp_path):
     assert {kernel.name for kernel in built.kernels} == names
 
 
+def test_a_kernel_of_two_programs_is_one_and_keeps_what_was_tuned(service):
+    """Programs share the kernels of equal text: the second finds the first one's."""
+    first, second = two_kernels(), two_kernels()
+    assert [*first.modules.values()] == [*second.modules.values()]
+    compile_ahead.wait(compile_ahead.start(first, 2))
+    made = [dict(kernel._made) for kernel in first.modules.values()]
+    assert compile_ahead.start(second, 2) == ()
+    assert made == [kernel._made for kernel in second.modules.values()]
+
+
 def test_one_worker_compiles_nothing_ahead(service):
     """Then launches compile, in this process."""
     assert compile_ahead.start(two_kernels(), 1) == ()

@@ -101,8 +101,8 @@ class HostTensors:
         return Reference(held, layout)
 
     def copy(self, source: Reference, buffer: str) -> None:
-        """Copy a tensor into an input that no kernel writes: one of the two lies on the host, or has
-        complex numbers.
+        """Copy a tensor into an input that no kernel writes: one of the two lies on the host, or
+        has complex numbers.
         """
         target = Reference(buffer, self._builder.buffers[buffer].layout)
         self._call(_COPY, target, source, mutated=(buffer,))

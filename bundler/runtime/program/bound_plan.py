@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`BoundPlan`: a plan's steps as functions of this process, for one set of sizes.
 
-Kernels and operators are looked up, and sizes, strides and grids worked out, once; what is left of a
-step is to pass tensors on.  They lie in one list, a call's `Values`: first what draws seeds, then
+Kernels and operators are looked up, and sizes, strides and grids worked out, once; what is left of
+a step is to pass tensors on.  They lie in one list, a call's `Values`: first what draws seeds, then
 the inputs, then all else that steps make or are given, each at a place that is known.  Nothing of a
 plan is executed: its steps become functions that exist.  `ProgramRunner` binds a plan whenever it
 meets new sizes.
@@ -10,10 +10,9 @@ meets new sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -88,10 +87,9 @@ class BoundPlan:
         self._steps: list[_Function] = []
         # Place of an input -> the last step that reads it.
         last: dict[int, int] = {}
-        for kind, steps in groupby(plan.steps, key=type):
-            for step in [binder.release(steps)] if kind is Release else map(binder.step, steps):
-                last |= dict.fromkeys(binder.inputs_read(), len(self._steps))
-                self._steps.append(step)
+        for step in map(binder.step, plan.steps):
+            last |= dict.fromkeys(binder.inputs_read(), len(self._steps))
+            self._steps.append(step)
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
         self._consuming = _releasing(self._steps, last, binder.inputs_read())
@@ -188,12 +186,8 @@ class _StepBinder:
                 return _into(self._place(name), lambda _: allocate())
             case OperatorStep():
                 return self._call(step)
-            case Release():
-                return self.release((step,))
-
-    def release(self, steps: Iterable[Any]) -> _Function:
-        """Return what does some steps of the kind `Release`."""
-        return _clearing([self._place(step.name) for step in steps])
+            case Release(name):
+                return _clearing([self._place(name)])
 
     def inputs_read(self) -> set[int]:
         """Return the places of the inputs that were read by what was made since the last call."""
@@ -214,7 +208,7 @@ class _StepBinder:
         view, offset = self._memory.view, self._size(output.spec.offset)
         return lambda values: view(values[place], sizes, strides, offset)
 
-    # ---------------------------------------------------------------------------------- Places, sizes
+    # -------------------------------------------------------------------------------- Places, sizes
 
     def _new(self, value: Any = None) -> int:
         self.start.append(value)
@@ -266,7 +260,7 @@ class _StepBinder:
             view = bound()
         return lambda values: view(values[place], sizes, strides, offset)
 
-    # -------------------------------------------------------------------------------------- Launches
+    # ------------------------------------------------------------------------------------- Launches
 
     def _launch(self, step: Launch) -> _Function:
         sizes = {name: self._size(size) for name, size in step.sizes.items()}
@@ -292,7 +286,7 @@ class _StepBinder:
 
         return with_numbers
 
-    # ------------------------------------------------------------------------------------- Operators
+    # ------------------------------------------------------------------------------------ Operators
 
     def _call(self, step: OperatorStep) -> _Function:
         given = _Arguments(self._memory, step.operator)
