@@ -129,7 +129,8 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter, Piece, TensorMap
     from bundler.runtime.launch.plans.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
-    from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
+    from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock

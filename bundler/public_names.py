@@ -164,7 +164,7 @@ MODULE_OF_NAME = {
     "handles_on": "runtime.tuning.candidate_compiler",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
-    "load_program": "runtime.program.run",
+    "load_program": "runtime.program.bundle_programs",
     "merge": "format.bundle_union",
     "open_driver": "runtime.launch.drivers.driver_opening",
     "open_store": "lifecycle.machine_store",

@@ -26,6 +26,7 @@ from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
+from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
 from bundler.runtime.program.program_plan import ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner
 from bundler.runtime.program.seed_stream import SeedSource
@@ -52,6 +53,8 @@ class GenerateOptions:
             kernel was given has a NaN or an infinity.
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
+        graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
+            done and nobody has results that it would write over; not with `nan_checks`.
     """
 
     name: str = ""
@@ -61,6 +64,7 @@ class GenerateOptions:
     benchmark_harness: bool = False
     nan_checks: bool = False
     verify: bool = False
+    graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,13 @@ class Program:
         """
         return self._runner.copies
 
+    @property
+    def graph_use(self) -> GraphUse | None:
+        """How often `run` launched a CUDA graph so far, and why not; None unless the options ask
+        for graphs.
+        """
+        return self._runner.graph_use if isinstance(self._runner, GraphRunner) else None
+
     @cached_property
     def modules(self) -> Mapping[str, Any]:
         """The kernels, imported: name -> `ModuleKernel`; importing runs the generated text."""
@@ -207,8 +218,10 @@ class Program:
             name: tensor if name in self.host_constants else memory.placed(tensor)
             for name, tensor in self.constants.items()
         }
-        launch = _CheckingLauncher if self.options.nan_checks else _JitLauncher
-        return ProgramRunner(
+        checks = self.options.nan_checks
+        launch = _CheckingLauncher if checks else _JitLauncher
+        runner = GraphRunner if self.options.graphs and not checks else ProgramRunner
+        return runner(
             self.plan,
             launch(self.modules),
             memory,

@@ -37,6 +37,8 @@ from bundler.package_loggers import logger
 aten = torch.ops.aten
 _log = logger("bundler.codegen")
 _WHOLE_GRAPH = "the whole graph"
+# torch.compile's modes -> whether calls are launched as CUDA graphs.
+_GRAPHS_OF_MODES = {None: False, "default": False, "reduce-overhead": True}
 
 
 def triton_bundler(
@@ -44,6 +46,7 @@ def triton_bundler(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     **_: Any,
 ) -> Any:
     """Compile a graph for torch.compile.
@@ -52,24 +55,19 @@ def triton_bundler(
         module, example_inputs: as torch hands them over.
         options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that
             runs as torch has it; `verify`, whether the first call of each program is compared with
-            eager torch's; `workers`, how many processes compile kernels while torch traces on, None
-            for one a core, 1 for none.
+            eager torch's; `graphs`, whether repeated calls are launched as CUDA graphs; `workers`,
+            how many processes compile kernels while torch traces on, None for one a core, 1 for
+            none.
+        mode: None and `default`; `reduce-overhead` is the option `graphs`.
 
     Raises:
-        ConfigError: another option.
+        ConfigError: another option, or another mode.
     """
     chosen = dict(options or {})
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
-    generated = GenerateOptions(verify=chosen.pop("verify", False))
     workers = chosen.pop("workers", None)
     worker_count(workers)
-    if chosen or not isinstance(generated.verify, bool):
-        raise ConfigError(
-            "backend triton_bundler: expected the options programs, a list, verify, True or False,"
-            " and workers, a number, got"
-            f" {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
-            got=sorted(chosen) or generated.verify,
-        )
+    generated = _generate_options(chosen, mode)
     before = len(programs)
     compiler = partial(compile_graph, programs=programs, options=generated, workers=workers)
     compiled = aot_autograd(
@@ -97,6 +95,26 @@ def triton_bundler(
         reason = f"torch cannot take it apart: {type(error).__name__}: {error}"
         _note(programs, reason.partition("\n")[0])
         return module.forward
+
+
+def _generate_options(chosen: Mapping[str, Any], mode: str | None) -> GenerateOptions:
+    """Return the options of programs; raises `ConfigError` as `triton_bundler`."""
+    if mode not in _GRAPHS_OF_MODES:
+        raise ConfigError(
+            f"backend triton_bundler: mode={mode!r}: expected one of"
+            f" {', '.join(str(name) for name in _GRAPHS_OF_MODES if name)}",
+            got=mode,
+        )
+    given = {"verify": False, "graphs": _GRAPHS_OF_MODES[mode]} | dict(chosen)
+    unknown = sorted(given.keys() - {"verify", "graphs"})
+    wrong = [f"{name}={value!r}" for name, value in given.items() if not isinstance(value, bool)]
+    if unknown or wrong:
+        raise ConfigError(
+            "backend triton_bundler: expected the options programs, a list, verify and graphs, True"
+            f" or False, and workers, a number, got {', '.join(map(repr, unknown)) or wrong[0]}",
+            got=unknown or given,
+        )
+    return GenerateOptions(verify=given["verify"], graphs=given["graphs"])
 
 
 def _compile_forward(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:

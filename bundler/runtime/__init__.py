@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter
     from bundler.runtime.launch.plans.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
-    from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
+    from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space

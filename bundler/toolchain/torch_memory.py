@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError, NotFound
+from bundler.toolchain.torch_graphs import TorchGraphs
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 _BUILT_IN = frozenset({"aten", "prims"})
@@ -127,6 +128,11 @@ class TorchMemory:
                 target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
         target.copy_(source)
         return new
+
+    def graphs(self) -> TorchGraphs | None:
+        """Return what captures graphs on the memory's device; None where torch has none."""
+        found = TorchGraphs.is_possible(self._torch, self._device)
+        return TorchGraphs(self._torch, self._device) if found else None
 
     def integers(self, numbers: Sequence[int]) -> Any:
         """Return a new int64 tensor that holds these numbers."""

@@ -11,8 +11,8 @@ BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)
 
 from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
+from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.device_tensors import DeviceTensor  # noqa: E402
-from bundler.runtime.program.run import load_program  # noqa: E402
 
 
 class Array:

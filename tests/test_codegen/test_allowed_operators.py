@@ -34,6 +34,7 @@ from bundler.format.program_paths import (  # noqa: E402
 )
 from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
 from bundler.runtime.program.allowed_operators import ALLOWED, unlisted  # noqa: E402
+from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.operator_arguments import (  # noqa: E402
     CHECKS,
     ArgumentRefused,
@@ -46,7 +47,6 @@ from bundler.runtime.program.program_plan import (  # noqa: E402
     ProgramPlan,
     TensorSpec,
 )
-from bundler.runtime.program.run import load_program  # noqa: E402
 from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 from bundler.trust.subjects import subject_of  # noqa: E402
 

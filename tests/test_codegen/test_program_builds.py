@@ -244,7 +244,7 @@ def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
     from bundler.codegen.program import generate
     from bundler.errors import ConfigError
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
-    from bundler.runtime.program.run import load_program
+    from bundler.runtime.program.bundle_programs import load_program
 
     norm, scale = torch.nn.LayerNorm(64).requires_grad_(False), torch.randn(64)
     program = generate(lambda x: norm(x) * scale, [torch.randn(32, 64)])

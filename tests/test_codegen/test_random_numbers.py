@@ -195,8 +195,8 @@ def test_a_bundle_draws_without_torch():
 
     from bundler.codegen.program import generate
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
+    from bundler.runtime.program.bundle_programs import load_program
     from bundler.runtime.program.device_tensors import DeviceTensor
-    from bundler.runtime.program.run import load_program
 
     count = 18
 

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
 from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
+from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.device_tensors import DeviceTensor  # noqa: E402
-from bundler.runtime.program.run import load_program  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bundler import Bundle
+from bundler.runtime.program.bundle_programs import load_program
 from bundler.runtime.program.program_plan import OperatorStep
-from bundler.runtime.program.run import load_program
 from tools.codegen.device_memory import DeviceMemory
 
 BANNED = ("torch", "triton")

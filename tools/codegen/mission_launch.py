@@ -20,8 +20,8 @@ BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]
 
 from bundler import Bundle  # noqa: E402
+from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.program_plan import OperatorStep  # noqa: E402
-from bundler.runtime.program.run import load_program  # noqa: E402
 from tools.codegen.device_memory import DeviceMemory  # noqa: E402
 from tools.codegen.plain_inputs import arrays  # noqa: E402
 

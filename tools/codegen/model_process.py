@@ -2,7 +2,7 @@
 """One model in a process of its own: eager mode, float64, our backend, and what Inductor calls;
 `models` starts it and reads the JSON that it writes.
 
-    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only|time
+    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only|time|time-graphs|judge-graphs
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -39,6 +39,8 @@ _LISTED = 8
 # Runs with weights that are off by their last bit, for a result that is wrong beside eager mode: of
 # eager mode, and of ours.
 _NUDGED, _AT_STEPS = 3, 6
+# Calls of an example before the one that is judged as a graph's.
+_REPEATED = 10
 
 
 def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Iterator[Found]:
@@ -52,8 +54,11 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
         if inductor == "only":
             yield {"status": "", "inductor": _inductor(subject)}
             return
-        if inductor == "time":
-            yield {"status": "", "times": model_times.measured(subject)}
+        if inductor.startswith("time"):
+            yield {
+                "status": "",
+                "times": model_times.measured(subject, graphs="graphs" in inductor),
+            }
             return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:
@@ -65,7 +70,8 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
     if any(one.isnan().any() for results in eager for one in results.values()):
         yield {"status": "broken", "error": "eager mode has a NaN"}
         return
-    found = _ours(subject, eager, exact, models.tolerance(name, mode))
+    graphs = inductor == "judge-graphs"
+    found = _ours(subject, eager, exact, models.tolerance(name, mode), graphs=graphs)
     yield found
     if inductor == "too":
         yield found | {"inductor": _inductor(subject)}
@@ -162,6 +168,30 @@ class Subject:
         loss.backward()
         return outputs, loss
 
+    def repeat(self, model: torch.nn.Module, called: Callable[..., Any], number: int) -> None:
+        """Run a model with an example in another order, so often that what follows is a graph's,
+        and leave its buffers as they were.
+
+        Raises:
+            AssertionError: a later call wrote over the results of an earlier one.
+        """
+        dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
+        given = {name: _rolled(one) for name, one in _cast(self.examples[number], dtype).items()}
+        buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
+        kept: list[tuple[Tensors, Tensors]] = []
+        for call in range(_REPEATED):
+            outputs, _ = self.ran(model, called, given)
+            tensors = flat(outputs)
+            for now, before in kept:
+                for name, one in now.items():
+                    assert torch.equal(one, before[name]), f"{name} of an earlier call changed"
+            # Results of every other call are kept, and those of the last ones are not.
+            if call % 2 and call < _REPEATED - 3:
+                kept.append((tensors, _copied(tensors)))
+        with torch.no_grad():
+            for name, one in model.named_buffers():
+                one.copy_(buffers[name])
+
     def _example(self, given: Tensors, dtype: torch.dtype) -> Tensors:
         return _cast(
             {
@@ -204,12 +234,21 @@ def _cast(given: Tensors, dtype: torch.dtype) -> Tensors:
     }
 
 
+def _rolled(one: Any) -> Any:
+    return one.roll(1, 0) if isinstance(one, torch.Tensor) and one.dim() else one
+
+
 def _copied(results: Tensors) -> Tensors:
     return {name: one.detach().clone() for name, one in results.items()}
 
 
 def _ours(
-    subject: Subject, eager: list[Tensors], exact: list[Tensors], tolerance: tuple[float, bool]
+    subject: Subject,
+    eager: list[Tensors],
+    exact: list[Tensors],
+    tolerance: tuple[float, bool],
+    *,
+    graphs: bool = False,
 ) -> Found:
     from bundler.codegen.torch_backend import triton_bundler
 
@@ -224,12 +263,13 @@ def _ours(
     dynamo.reset()
     dynamo.utils.counters.clear()
     model = copy.deepcopy(subject.model)
-    steps = subject.steps(
-        model,
-        lambda model: torch.compile(model, backend=triton_bundler, options={"programs": programs}),
-    )
+    asked = {"programs": programs, "graphs": graphs}
+    compiled = torch.compile(model, backend=triton_bundler, options=asked)
+    steps = subject.steps(model, lambda _: compiled)
     try:
         for number, step in enumerate(steps):
+            if graphs:
+                subject.repeat(model, compiled, number)
             batch, started = BATCHES[subject.device][number], time.perf_counter()
             found["at"] = f"batch {batch}, {('static', 'dynamic', 'dynamic again')[number]}"
             results = step()
@@ -253,7 +293,15 @@ def _ours(
         found |= {"status": "raises", **told(error)}
     else:
         del found["at"]
+    if graphs:
+        found["replays"] = sum(one.graph_use.replays for one in programs if _has_graphs(one))
+        refusals = Counter(one.graph_use.refusal for one in programs if _has_graphs(one))
+        found["graph_refusals"] = dict(refusals)
     return found | counted(programs)
+
+
+def _has_graphs(program: Any) -> bool:
+    return getattr(program, "graph_use", None) is not None
 
 
 def _at_a_step(

@@ -30,19 +30,26 @@ SIDES = ("eager", "inductor", "ours")
 _WARM, _ROUNDS, _PROFILED = 5, 40, 3
 
 
-def measured(subject: Any) -> Found:
+def measured(subject: Any, *, graphs: bool = False) -> Found:
     """Return by side what the first example takes: `first_s`, then medians in microseconds `wall`,
     `host` and `device`, all samples of the first two, `kernels` a call, and `peak` bytes.
+
+    Args:
+        subject: the model.
+        graphs: let both sides launch repeated calls as CUDA graphs.
     """
     from bundler.codegen.torch_backend import triton_bundler
 
     dynamo.reset()
+    mode = "reduce-overhead" if graphs else None
     backends: dict[str, Any] = {"inductor": "inductor", "ours": triton_bundler}
     found: Found = {side: {} for side in SIDES}
     steps = {}
     for side in SIDES:
         model = copy.deepcopy(subject.model)
-        called = model if side == "eager" else torch.compile(model, backend=backends[side])
+        called = (
+            model if side == "eager" else torch.compile(model, backend=backends[side], mode=mode)
+        )
         steps[side] = functools.partial(subject.ran, model, called, subject.examples[0])
         started = time.perf_counter()
         steps[side]()

@@ -13,6 +13,8 @@ judges, and what is called beside what Inductor calls.
         one result of several
     python -m tools.codegen models --time --out FILE
         judges nothing: wall, host and device time beside eager mode and Inductor
+    python -m tools.codegen models --graphs --out FILE
+        judged, or timed, with repeated calls as CUDA graphs
     python -m tools.codegen models --kind multi-gpu
         cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
     python -m tools.codegen models --check --out FILE
@@ -116,6 +118,11 @@ def main() -> int:
         "--time",
         action="store_true",
         help="judge nothing; how long a call takes beside eager mode and Inductor",
+    )
+    line.add_argument(
+        "--graphs",
+        action="store_true",
+        help="with calls as CUDA graphs, repeated until they are; what Inductor calls is left out",
     )
     line.add_argument(
         "--no-inductor",
@@ -319,8 +326,10 @@ def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
 
 
 def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
-    if options.inductor_only or options.time:
-        return "time" if options.time else "only"
+    if options.time or options.graphs:
+        return ("time" if options.time else "judge") + ("-graphs" if options.graphs else "")
+    if options.inductor_only:
+        return "only"
     return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
@@ -345,8 +354,8 @@ def judged(
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that; `time` takes
-            times alone.
+        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that; `time` and
+            `time-graphs` take times alone, `judge-graphs` has calls as CUDA graphs.
         core: that it runs on.
         kernels: Triton's directory; None for one of its own.
     """

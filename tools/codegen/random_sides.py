@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bundler.codegen.program import GenerateOptions, Program, generate
-from bundler.runtime.program.run import load_program
+from bundler.runtime.program.bundle_programs import load_program
 from bundler.toolchain.torch_memory import TorchMemory
 from tools.shared.processes import ROOT
 

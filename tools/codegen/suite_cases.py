@@ -4,8 +4,8 @@ as torch's lists have them.  Imports torch.
 
 A case is an operator of `op_db`, or a module of `module_db`, in a dtype, one of the samples that
 the list has for it, and a mode: `plain`, `sliced`, `transposed` and `dynamic` are generated and
-run, `compiled`, `compiled-dynamic` and `inplace` go through torch.compile.  Its name is all of
-that.
+run, `compiled`, `compiled-dynamic` and `inplace` go through torch.compile, and so does `compiled-
+graphs`, on a GPU alone, whose judged call is a CUDA graph's.  Its name is all of that.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def listed(device: str) -> tuple[list[Case], dict[str, str]]:
     """
     kind = torch.device(device).type
     cases, skipped = [], {}
+    graphs = ("compiled-graphs",) if kind == "cuda" else ()
     for info in op_db:
         dtypes = [name for name in DTYPES if getattr(torch, name) in info.supported_dtypes(kind)]
         if not dtypes:
@@ -103,7 +104,7 @@ def listed(device: str) -> tuple[list[Case], dict[str, str]]:
             Case("op_db", info.full_name, dtype, mode, number)
             for dtype in dtypes
             for number, modes in enumerate(OPERATOR_MODES[dtype])
-            for mode in modes
+            for mode in (*modes, *(graphs if number == 0 else ()))
         ]
     for info in module_db:
         states = ("train", "eval") if info.train_and_eval_differ else ("train",)
@@ -112,7 +113,7 @@ def listed(device: str) -> tuple[list[Case], dict[str, str]]:
             for state in states
             for dtype in MODULE_MODES
             for number, modes in enumerate(MODULE_MODES[dtype])
-            for mode in modes
+            for mode in (*modes, *(graphs if number == 0 else ()))
         ]
     return cases, skipped
 

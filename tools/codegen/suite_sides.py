@@ -15,7 +15,7 @@ import re
 import resource
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ _MOST_MEMORY_KIB = (4 if DEVICE == "cpu" else 6) * 2**20
 # Eager runs with inputs off by their last bit, for a result that is further from float64 than the
 # plain run allows.
 _NUDGED = 3
+# Calls around the one that is judged as a graph's, and the one of them whose results are kept.
+_CALLS_BEFORE, _KEPT, _CALLS_AFTER = 6, 3, 3
 Answer = dict[str, Any]
 
 
@@ -221,13 +223,17 @@ def _function(case: Case, call: Call, notes: list[str]) -> Callable[..., Any]:
     if _compiled(case):
         programs: list[Program | FallbackCall] = []
 
+        graphs = case.mode.endswith("graphs")
+
         def backend(module: Any, inputs: Any, **_: Any) -> Any:
-            return triton_bundler(module, inputs, options={"programs": programs})
+            asked = {"programs": programs, "graphs": graphs}
+            return triton_bundler(module, inputs, options=asked)
 
         compiled = torch.compile(call.function, backend=backend, dynamic="dynamic" in case.mode)
 
         def run(*tensors: Any) -> Any:
-            result = compiled(*tensors)
+            result = _among_others(compiled, call, tensors) if graphs else compiled(*tensors)
+            notes.extend(_graph_notes(programs) if graphs else ())
             whole = [one.reason for one in programs if isinstance(one, FallbackCall)]
             notes.extend(f"as torch has it: {reason}" for reason in whole)
             return result
@@ -241,6 +247,69 @@ def _function(case: Case, call: Call, notes: list[str]) -> Callable[..., Any]:
         options=GenerateOptions(sources=os.path.join(_folder(), "sources")),
     )
     return program.run
+
+
+def _among_others(compiled: Callable[..., Any], call: Call, tensors: Sequence[Any]) -> Any:
+    """Return the result of a call which comes so late that it is a graph's, among calls with other
+    numbers that must not change it, nor it theirs.
+    """
+    kept = []
+    for number in range(_CALLS_BEFORE):
+        result = _with_gradients(compiled, call)
+        if number == _KEPT:
+            kept = [(one, one.detach().clone()) for one in _tensors_of(result)]
+        del result
+    result = compiled(*tensors)
+    aliases = {one.untyped_storage().data_ptr() for one in tensors if _has_memory(one)}
+    # What is an input's memory may change with it.
+    kept += [
+        (one, one.detach().clone())
+        for one in _tensors_of(result)
+        if one.untyped_storage().data_ptr() not in aliases
+    ]
+    for _ in range(_CALLS_AFTER):
+        _with_gradients(compiled, call)
+    for now, before in kept:
+        if not torch.equal(now.nan_to_num(), before.nan_to_num()):
+            raise AssertionError("a later call wrote over a result")
+    return result
+
+
+def _with_gradients(compiled: Callable[..., Any], call: Call) -> Any:
+    """Call with tensors whose elements are in another order, or as they are where that is refused;
+    returns the result.
+    """
+    try:
+        given = [_rolled(tensor) for tensor in copied(call.tensors)]
+        call.function(*[tensor.detach().clone() for tensor in given])
+    except Exception:  # noqa: BLE001  # torch does not take these numbers
+        given = copied(call.tensors)
+    result = compiled(*given)
+    _gradients(tree_leaves(call.finished(result)), given)
+    return result
+
+
+def _rolled(tensor: Any) -> Any:
+    if tensor.dim() and _has_memory(tensor):
+        with torch.no_grad():
+            tensor.copy_(tensor.clone().roll(1, -1))
+    return tensor
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _tensors_of(result: Any) -> list[Any]:
+    return [one for one in tree_leaves(result) if _has_memory(one)]
+
+
+def _graph_notes(programs: list[Program | FallbackCall]) -> list[str]:
+    """Return how the programs of a case were run."""
+    uses = [one.graph_use for one in programs if isinstance(one, Program)]
+    found = [f"no graph: {one.refusal}" for one in uses if one is not None and one.refusal]
+    replayed = any(one is not None and one.replays for one in uses)
+    return [*found, *(["replayed as graphs"] if replayed else [])]
 
 
 def _run(

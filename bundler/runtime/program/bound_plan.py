@@ -124,6 +124,16 @@ class BoundPlan:
         """Return the plan's results."""
         return tuple([result(values) for result in self._results])
 
+    def before(self, inputs: Sequence[Any]) -> Values:
+        """Return the values with which a call begins, for `result` of one that is an input, or a
+        constant.
+        """
+        return [None, *inputs, *self._start]
+
+    def result(self, number: int, values: Values) -> Any:
+        """Return one of the plan's results."""
+        return self._results[number](values)
+
 
 def input_place(number: int) -> int:
     """Return where an input lies among a call's values."""

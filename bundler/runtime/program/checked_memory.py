@@ -34,6 +34,7 @@ class CheckedMemory:
         # second.
         self.integers: Any = getattr(memory, "integers", None)
         self.copied: Any = getattr(memory, "copied", None)
+        self.graphs: Any = getattr(memory, "graphs", None)
         self.current_device: Any = getattr(memory, "current_device", nullcontext)
 
     def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:

@@ -41,11 +41,13 @@ class Signature:
         sizes: that the inputs give, and the plan's values.
         lazy: numbers of inputs whose memory does not hold their numbers: see `is_lazy`.
         bound: what runs them, which the runner keeps here.
+        graph: what runs them as a CUDA graph, likewise.
     """
 
     sizes: dict[str, Any]
     lazy: tuple[int, ...] = ()
     bound: Any = None
+    graph: Any = None
 
 
 class ProgramInputs:
@@ -71,6 +73,8 @@ class ProgramInputs:
         self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
         changed = [n for n in self._tensors if plan.inputs[n].changed]
         self._apart = changed if separate and len(self._tensors) > 1 else []
+        #: Whether addresses decide that a call may be run, too, which every call looks at then.
+        self.looks_at_addresses = bool(self._apart)
         self._known: dict[Any, Signature] = {}
 
     def taken(self, inputs: Sequence[Any]) -> tuple[list[Any], Signature]:

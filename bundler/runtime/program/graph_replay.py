@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GraphRunner`: a `ProgramRunner` whose repeated calls are one launch each, of a CUDA graph.
+
+A graph writes its results into the same memory each time.  So a call is a graph's only where nobody
+has a result of an earlier call that it would write over; every other call runs step by step:
+
+* The first two calls with some sizes run step by step.  The third does too, and is captured after
+  it, with all kernels loaded and tuned.
+* An input that lay at the same address in the call before is read where it lies, and each call
+  checks that it is still there.  Others are copied into memory of the graph before each launch.
+* Graphs share the memory of what they use in between, and a later capture may put its results
+  there.  So before a launch, no result of this graph or of one captured later may be in use.  Where
+  one is, the graph that it is of is captured anew, and from then on returns copies.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.errors import ConfigError
+from bundler.package_loggers import logger
+from bundler.runtime.program.bound_plan import BoundPlan, input_place
+from bundler.runtime.program.program_inputs import ALIGNED_BYTES, Signature
+from bundler.runtime.program.program_plan import (
+    HOST,
+    NUMBER_MARK,
+    Launch,
+    OperatorStep,
+    ProgramPlan,
+    Seeds,
+)
+from bundler.runtime.program.run import ProgramRunner
+
+_log = logger("bundler.runtime")
+# Calls with the same sizes before one is captured.
+_CALLS_BEFORE = 2
+# Captures of the same sizes; what changes more often runs step by step.
+_MOST_CAPTURES = 8
+# Sizes of one program that have a graph at a time; others run step by step.
+_MOST_GRAPHS = 16
+_MASKS = frozenset({"bool", "uint8"})
+
+
+@dataclass
+class GraphUse:
+    """How calls ran.
+
+    Attributes:
+        replays: calls that were one launch.
+        captures: graphs that were captured.
+        refusal: why calls run step by step; of the program, or of its latest sizes; empty where
+            they do not.
+    """
+
+    replays: int = 0
+    captures: int = 0
+    refusal: str = ""
+
+
+class GraphRunner(ProgramRunner):
+    """Runs a program as `ProgramRunner` does, its repeated calls by CUDA graphs.
+
+    A call with a seed of its own runs step by step, as do calls on a stream other than the one of
+    the capture, and all calls where the memory is not a GPU's.  Threads may share one.  Results are
+    the caller's for as long as the caller, or a tensor made of them, has them; a kernel on another
+    stream that still reads one has to be waited for before it is dropped.
+
+    Args:
+        as `ProgramRunner`.
+
+    Raises:
+        ConfigError: the memory cannot say whether it has graphs; torch's alone can.
+    """
+
+    def __init__(
+        self, plan: ProgramPlan, launch: Any, memory: Any, *rest: Any, **named: Any
+    ) -> None:
+        super().__init__(plan, launch, memory, *rest, **named)
+        made = getattr(memory, "graphs", None)
+        if made is None:
+            raise ConfigError(
+                "CUDA graphs were asked for: expected the memory of torch, TorchMemory, got"
+                f" {type(memory).__name__}",
+                got=type(memory).__name__,
+            )
+        #: How calls ran so far.
+        self.graph_use = GraphUse()
+        self._graphs: Any = made()
+        if self._graphs is None:
+            self.graph_use.refusal = "the program does not run on a GPU that torch has graphs for"
+            return
+        on_host = [name for name, held in self.constants.items() if held.device.type == "cpu"]
+        drawn = self.seeds == getattr(memory, "seeds", None)
+        self.graph_use.refusal = (
+            f"{on_host[0]} lies on the host"
+            if on_host
+            else _refusal(plan, self._graphs, drawn=drawn)
+        )
+        if self.graph_use.refusal:
+            self._graphs = None
+        self._latest: _Calls | None = None
+        #: Calls that have a graph.
+        self.with_graphs: weakref.WeakSet[_Calls] = weakref.WeakSet()
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """The tensors that the program holds."""
+        return self._environment.constants
+
+    @property
+    def looks_at_addresses(self) -> bool:
+        """Whether every call's inputs have to be looked at whole."""
+        return self._inputs.looks_at_addresses
+
+    def moved(self, tensor: Any) -> Any:
+        """Return a copy of an input, in memory of a graph."""
+        return self._environment.memory.copied(tensor, tensor.shape, tensor.stride())
+
+    def _run(
+        self, inputs: Sequence[Any], seed: int | None, *, consume: bool = False
+    ) -> tuple[Any, ...]:
+        if self._graphs is None or seed is not None:
+            return super()._run(inputs, seed, consume=consume)
+        latest = self._latest
+        known = latest is not None and latest.recognizes(inputs)
+        if known and latest is not None:
+            results = latest.replayed(inputs)
+            if results is not None:
+                return self._emptied(inputs, results, consume=consume)
+        taken, signature = self._inputs.taken(inputs)
+        calls: _Calls | None = signature.graph
+        if calls is None:
+            calls = signature.graph = _Calls(self, signature)
+        results = None if known and calls is latest else calls.replayed(taken)
+        if results is None and calls.is_due(taken):
+            results = calls.captured(taken)
+        if results is None:
+            return self._called(taken, signature, seed, inputs if consume else None)
+        self._latest = calls
+        return self._emptied(inputs, results, consume=consume)
+
+    @staticmethod
+    def _emptied(inputs: Any, results: tuple[Any, ...], *, consume: bool) -> tuple[Any, ...]:
+        if consume:
+            inputs.clear()
+        return results
+
+
+@dataclass(eq=False)
+class _Results:
+    """Memory of results that a graph writes.
+
+    Attributes:
+        number: of the capture, in the order of all.
+        owner: the calls whose graph it is, or was.
+        storages: each with how many have it where no caller does, and how many of these are the
+            graph's own.
+        graph: that writes it.
+        handed: whether callers were given some of it, and may have it still.
+    """
+
+    number: int
+    owner: weakref.ref[_Calls]
+    storages: list[tuple[Any, int, int]]
+    graph: weakref.ref[_Capture] | None = None
+    handed: bool = False
+
+    def is_in_use(self, graphs: Any) -> bool:
+        """Whether a caller has some of it, or a tensor made of it."""
+        gone = self.graph is None or self.graph() is None
+        return any(
+            graphs.users(storage) > (count - own if gone else count)
+            for storage, count, own in self.storages
+        )
+
+
+class _Pool:
+    """What graphs of one stream share: memory, and the knowledge who has results."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._count = 0
+        self._results: list[_Results] = []
+
+    def added(self, owner: _Calls, storages: list[tuple[Any, int, int]]) -> _Results:
+        """Return what keeps watch over the results of a new capture."""
+        self._count += 1
+        found = _Results(self._count, weakref.ref(owner), storages)
+        self._results = [one for one in self._results if one.handed or one.owner() is not None]
+        self._results.append(found)
+        return found
+
+    def in_use(self, since: _Results, graphs: Any) -> list[_Results]:
+        """Return the results of a capture and of later ones that somebody still has."""
+        found = []
+        for one in self._results:
+            if one.handed and one.number >= since.number:
+                one.handed = one.is_in_use(graphs)
+                if one.handed:
+                    found.append(one)
+        return found
+
+
+# By the graphs' device and the stream.
+_pools: dict[tuple[str, int], _Pool] = {}
+_pools_lock = threading.Lock()
+# torch captures one graph at a time.
+_capture_lock = threading.Lock()
+
+
+def _pool(device: Any, stream: int) -> _Pool:
+    with _pools_lock:
+        return _pools.setdefault((str(device), stream), _Pool())
+
+
+@dataclass(eq=False)
+class _Capture:
+    """A graph.
+
+    Attributes:
+        launch: launches it.
+        stream: that it is launched on.
+        pool: of that stream.
+        addresses: of the inputs that are read where they lie.
+        copied: number of an input -> the memory that it is copied into.
+        made: makes each result; None for those that are inputs, or made of inputs.
+        results: the tensors that are written.
+        held: keeps watch over them.
+    """
+
+    launch: Any
+    stream: int
+    pool: _Pool
+    addresses: dict[int, int]
+    copied: dict[int, Any]
+    made: list[Any]
+    results: list[Any]
+    held: _Results
+
+
+class _Calls:
+    """Calls whose inputs look alike, and their graph.
+
+    Attributes:
+        copies: return copies of results, since somebody kept some for longer.
+    """
+
+    def __init__(self, runner: GraphRunner, signature: Signature) -> None:
+        # The runner has the signature, which has these calls.
+        self._runner = weakref.proxy(runner)
+        self._graphs: Any = runner._graphs  # noqa: SLF001
+        self._plan, self._signature = runner.plan, signature
+        self._tensors = [n for n, item in enumerate(self._plan.inputs) if item.spec is not None]
+        self._numbers = [n for n, item in enumerate(self._plan.inputs) if item.spec is None]
+        self._recognizer: Any = None
+        self._given_numbers: list[Any] = []
+        self._seen, self._captures = 0, 0
+        self._addresses: dict[int, int] = {}
+        # Inputs that are copied, and how often one was not where a graph reads it.
+        self._moving: set[int] = set()
+        self._misses: Counter[int] = Counter()
+        self._capture: _Capture | None = None
+        self.copies = False
+        self._refusal = "an input is lazily negative or conjugated" if signature.lazy else ""
+
+    def recognizes(self, inputs: Sequence[Any]) -> bool:
+        """Whether inputs are such as those of these calls, as far as can be seen quickly."""
+        if self._recognizer is None or len(inputs) != len(self._plan.inputs):
+            return False
+        if self._numbers and self._numbers_of(inputs) != self._given_numbers:
+            return False
+        found: bool = self._recognizer(*[inputs[n] for n in self._tensors])
+        return found
+
+    def _numbers_of(self, inputs: Sequence[Any]) -> list[Any]:
+        return [(type(inputs[n]), inputs[n]) for n in self._numbers]
+
+    def replayed(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return the results of the graph; None where the call has to run step by step."""
+        capture = self._capture
+        if capture is None or capture.stream != self._graphs.stream():
+            return None
+        if self._graphs.is_capturing():
+            return None
+        with capture.pool.lock:
+            if capture is not self._capture or not self._is_in_place(capture, inputs):
+                return None
+            in_use = capture.pool.in_use(capture.held, self._graphs)
+            if in_use:
+                self._make_way(in_use)
+                return None
+            self._fill(capture, inputs)
+            capture.launch()
+            self._write_back(capture.copied, inputs)
+            self._runner.graph_use.replays += 1
+            return self._results(capture, inputs)
+
+    def is_due(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call that cannot be replayed is to be captured; takes note of where its inputs
+        lie.
+        """
+        if self._refusal or self._capture is not None or self._graphs.is_capturing():
+            return False
+        if not all(self._graphs.is_tensor(inputs[number]) for number in self._tensors):
+            return False
+        before, self._addresses = self._addresses, {n: inputs[n].data_ptr() for n in self._tensors}
+        self._moving = {n for n, found in self._misses.items() if found > 1}
+        self._moving |= {n for n in before if before[n] != self._addresses[n]}
+        self._moving |= {
+            number
+            for number, address in self._addresses.items()
+            if self._plan.inputs[number].aligned and address % ALIGNED_BYTES
+        }
+        self._seen += 1
+        return self._seen > _CALLS_BEFORE and self._signature.bound is not None
+
+    def captured(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Run a call step by step, with inputs where a graph will have them, capture it, and return
+        the call's results; None where it cannot be captured, and did not run.
+        """
+        self._captures += 1
+        if self._captures > _MOST_CAPTURES:
+            self._refuse(f"it was captured {_MOST_CAPTURES} times, and its inputs still move")
+        elif len(self._runner.with_graphs) >= _MOST_GRAPHS:
+            self._refuse(f"the program has graphs of {_MOST_GRAPHS} other sizes")
+        if self._refusal:
+            return None
+        bound: BoundPlan = self._signature.bound
+        stream = self._graphs.stream()
+        pool = _pool(self._graphs.device, stream)
+        with pool.lock:
+            with self._graphs.as_usual():
+                copied = {number: self._runner.moved(inputs[number]) for number in self._moving}
+            placed = [copied.get(number, value) for number, value in enumerate(inputs)]
+            values = bound.run(list(placed), self._signature.sizes, self._runner.seeds)
+            self._write_back(copied, inputs)
+            for number in copied:
+                values[input_place(number)] = inputs[number]
+            results = bound.results(values)
+            del values
+            try:
+                with _capture_lock, self._graphs.as_usual():
+                    self._capture = self._made(bound, placed, copied, pool, stream)
+                self._runner.with_graphs.add(self)
+            # What torch raises where something cannot be captured is of no one type.
+            except Exception as error:  # noqa: BLE001
+                _log.debug("a program is not captured", exc_info=error)
+                self._refuse(f"{type(error).__name__}: {error}".partition("\n")[0])
+        return results
+
+    def _made(
+        self,
+        bound: BoundPlan,
+        placed: list[Any],
+        copied: Mapping[int, Any],
+        pool: _Pool,
+        stream: int,
+    ) -> _Capture:
+        def run() -> tuple[Any, ...]:
+            return bound.results(bound.run(list(placed), self._signature.sizes, self._runner.seeds))
+
+        launch, returned = self._graphs.captured(run)
+        given = _names_given(self._plan)
+        foreign = {_storage(placed[number]) for number in self._tensors}
+        foreign |= {_storage(tensor) for tensor in self._runner.constants.values()}
+        made: list[Any] = []
+        results = []
+        for output, result in zip(self._plan.outputs, returned, strict=True):
+            if output.buffer is None or output.buffer in given:
+                made.append(None)
+                continue
+            if _storage(result) in foreign:
+                raise ConfigError("a result is a view of an input that an operator made")
+            results.append(result)
+            made.append(self._graphs.same(result))
+        del returned
+        own = Counter(map(_storage, results))
+        storages = {_storage(result): result.untyped_storage() for result in results}
+        watched = [(one, self._graphs.users(one), own[name]) for name, one in storages.items()]
+        addresses = {n: a for n, a in self._addresses.items() if n not in copied}
+        held = pool.added(self, watched)
+        self._runner.graph_use.captures += 1
+        self._recognizer = None
+        if not self._runner.looks_at_addresses:
+            self._recognizer = self._graphs.recognizer([placed[n] for n in self._tensors])
+            self._given_numbers = self._numbers_of(placed)
+        found = _Capture(launch, stream, pool, addresses, dict(copied), made, results, held)
+        held.graph = weakref.ref(found)
+        return found
+
+    def _is_in_place(self, capture: _Capture, inputs: Sequence[Any]) -> bool:
+        moved = [n for n, address in capture.addresses.items() if inputs[n].data_ptr() != address]
+        for number in moved:
+            self._misses[number] += 1
+        if moved:
+            self._give_up()
+            # One more call shows which of them stay where they are now, as what another program
+            # saved does, once that program is a graph.
+            self._seen = _CALLS_BEFORE - 1
+        return not moved
+
+    def _make_way(self, in_use: Iterable[_Results]) -> None:
+        """Have graphs captured anew, so that none writes to what somebody still has."""
+        for one in in_use:
+            owner = one.owner()
+            if owner is not None and owner.is_written_by(one):
+                owner.copies = True
+                owner._give_up()  # noqa: SLF001
+            else:
+                # Nobody writes there any more but this graph, which was captured before.
+                self._give_up()
+
+    def is_written_by(self, results: _Results) -> bool:
+        """Whether the graph of these calls writes some results."""
+        return self._capture is not None and self._capture.held is results
+
+    def _give_up(self) -> None:
+        # The GPU may be running it.
+        self._graphs.wait()
+        self._capture = None
+        self._runner.with_graphs.discard(self)
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = self._runner.graph_use.refusal = why
+
+    def _fill(self, capture: _Capture, inputs: Sequence[Any]) -> None:
+        if capture.copied:
+            pairs = [_apart(one, inputs[number]) for number, one in capture.copied.items()]
+            self._graphs.copy([one for one, _ in pairs], [other for _, other in pairs])
+
+    def _write_back(self, copied: Mapping[int, Any], inputs: Sequence[Any]) -> None:
+        for number, tensor in copied.items():
+            if self._plan.inputs[number].changed:
+                inputs[number].copy_(tensor)
+
+    def _results(self, capture: _Capture, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        bound: BoundPlan = self._signature.bound
+        if self.copies:
+            tensors = iter(self._graphs.copies(capture.results))
+        else:
+            capture.held.handed = bool(capture.results)
+            tensors = (make() for make in capture.made if make is not None)
+        if None not in capture.made:
+            return tuple(tensors)
+        values = bound.before(inputs)
+        return tuple(
+            [
+                bound.result(number, values) if make is None else next(tensors)
+                for number, make in enumerate(capture.made)
+            ]
+        )
+
+
+def _refusal(plan: ProgramPlan, graphs: Any, *, drawn: bool) -> str:
+    """Return why no call of a program can be captured; empty where it can.
+
+    Args:
+        plan: of the program.
+        graphs: that it would be captured by.
+        drawn: whether torch's generator draws its seeds, which knows of graphs.
+    """
+    specs = [item.spec for item in plan.inputs]
+    specs += [output.spec for output in plan.outputs]
+    dtypes = {item.name: item.spec.dtype for item in plan.inputs if item.spec is not None}
+    for step in plan.steps:
+        if isinstance(step, Seeds) and not drawn:
+            return "random numbers are drawn on the host"
+        if isinstance(step, Launch) and any(
+            str(one).startswith(NUMBER_MARK) for one in step.arguments
+        ):
+            return f"{step.kernel} is given a number that is read from a tensor of the host"
+        if isinstance(step, OperatorStep):
+            specs += step.results
+            named = zip(step.outputs, step.results, strict=False)
+            dtypes |= {name: spec.dtype for name, spec in named if name and spec is not None}
+            masks = any(_is_mask(item, dtypes) for item in step.arguments)
+            why = graphs.why_not(step.operator, masks)
+            if why:
+                return str(why)
+        spec = getattr(step, "spec", None)
+        if spec is not None:
+            specs.append(spec)
+            dtypes[step.name] = spec.dtype  # type: ignore[union-attr]
+    if any(spec is not None and spec.device == HOST for spec in specs):
+        return "some of its tensors lie on the host"
+    if any(output.fresh for output in plan.outputs):
+        return "a result is a fresh copy of a constant"
+    return ""
+
+
+def _is_mask(item: Any, dtypes: Mapping[str, str]) -> bool:
+    if isinstance(item, list):
+        return any(_is_mask(part, dtypes) for part in item)
+    named = isinstance(item, dict) and "buffer" in item
+    return named and dtypes.get(item["buffer"], "bool") in _MASKS
+
+
+def _names_given(plan: ProgramPlan) -> set[str]:
+    return {item.name for item in plan.inputs if item.spec is not None} | {*plan.constants}
+
+
+def _storage(tensor: Any) -> int:
+    """Return what names a tensor's memory."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch itself tells aliases so
+
+
+def _apart(target: Any, source: Any) -> tuple[Any, Any]:
+    """Return both without what a tensor repeats, which torch refuses to write to."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    return target, source

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TorchGraphs`: CUDA graphs by torch: capture, replay, and who still has the memory of a result.
+
+`TorchMemory.graphs` makes one; `runtime.program.graph_replay` has the rules by which a program uses
+it.  ROCm's graphs have the same names in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+# Operators of torch that wait for the GPU, or decide by what is on the host, and are in programs.
+# A failed capture leaves torch's allocator in doubt, so none of these is tried.
+_WAITING = frozenset(
+    [
+        "_assert_scalar",
+        "_ctc_loss",
+        "_fused_moving_avg_obs_fq_helper",
+        "_fused_moving_avg_obs_fq_helper_functional",
+        "_local_scalar_dense",
+        "_unique",
+        "_unique2",
+        "allclose",
+        "bincount",
+        "ctc_loss",
+        "equal",
+        "geqrf",
+        "histc",
+        "histogram",
+        "is_nonzero",
+        "item",
+        "linalg_eig",
+        "linalg_eigvals",
+        "masked_select",
+        "mode",
+        "multinomial",
+        "nonzero",
+        "nonzero_numpy",
+        "ormqr",
+        "repeat_interleave",
+        "segment_reduce",
+        "tensor_split",
+        "unique_consecutive",
+        "unique_dim",
+    ]
+)
+# Those of linear algebra read on the host whether they succeeded.
+_WAITING_PREFIXES = ("_linalg", "linalg_", "cholesky", "lu_", "triangular_solve")
+# With masks as indices these look for the places on the host.
+_INDEXED = frozenset({"index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_put_"})
+_KNOWN = frozenset({"aten", "prims"})
+
+
+class TorchGraphs:
+    """Graphs of one device.
+
+    Args:
+        torch: the module.
+        device: which device, with its number.
+    """
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch, self.device = torch, device
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
+        self._guards: Any = getattr(guards, "TensorGuards", None)
+        self._reinterpreted: Any = getattr(guards, "_reinterpret_tensor", None)
+        self._use_count: Any = torch._C._storage_Use_Count  # noqa: SLF001
+        # Graphs of one pool share memory; each stream of the caller has a pool.
+        self._pools: dict[int, Any] = {}
+        self._side = torch.cuda.Stream(device)
+
+    @staticmethod
+    def is_possible(torch: Any, device: Any) -> bool:
+        """Whether this torch can capture on a device, and tell who has a result's memory."""
+        named = hasattr(torch._C, "_storage_Use_Count")  # noqa: SLF001
+        return device.type == "cuda" and named
+
+    def why_not(self, operator: str, masks: bool) -> str:
+        """Return why an operator cannot be part of a graph; empty where it can.
+
+        Args:
+            operator: its name, as `aten.mm.default`.
+            masks: whether some argument is a mask, or a list that has one.
+        """
+        namespace, name, *_ = operator.split(".")
+        if namespace not in _KNOWN:
+            return f"{operator} is an operator of a library, which may do anything on the host"
+        waits = name in _WAITING or name.startswith(_WAITING_PREFIXES)
+        if waits or (masks and name in _INDEXED):
+            return f"{operator} waits for the GPU"
+        return ""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of torch."""
+        return isinstance(value, self._torch.Tensor)
+
+    def stream(self) -> int:
+        """Return the handle of the stream that launches go to now."""
+        return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))  # noqa: SLF001
+
+    def is_capturing(self) -> bool:
+        """Whether somebody captures a graph on the current stream."""
+        return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def as_usual(self) -> AbstractContextManager[Any]:
+        """Return a context whose tensors may be used in every mode of torch, inference or not."""
+        made: AbstractContextManager[Any] = self._torch.inference_mode(mode=False)
+        return made
+
+    def captured(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Return what launches all that a function would, in one graph, and what the function
+        returned: tensors whose numbers each launch writes anew.
+
+        Raises:
+            RuntimeError: what the function does cannot be captured.
+        """
+        cuda, stream = self._torch.cuda, self.stream()
+        if stream not in self._pools:
+            self._pools[stream] = cuda.graph_pool_handle()
+        graph = cuda.CUDAGraph()
+        cuda.synchronize(self.device)
+        # While a graph is captured, torch gives no cached memory back to allocate more.
+        cuda.empty_cache()
+        with cuda.stream(self._side):
+            # Other threads may go on with what a capture in their own would not allow.
+            graph.capture_begin(pool=self._pools[stream], capture_error_mode="thread_local")
+            try:
+                results = run()
+            finally:
+                graph.capture_end()
+        return graph.replay, results
+
+    def wait(self) -> None:
+        """Wait until the device is done, as before a graph is given up."""
+        self._torch.cuda.synchronize(self.device)
+
+    def users(self, storage: Any) -> int:
+        """Return how many tensors and objects have a storage."""
+        return int(self._use_count(storage._cdata))  # noqa: SLF001
+
+    def same(self, tensor: Any) -> Callable[[], Any]:
+        """Return what makes new tensors of a tensor's memory."""
+        sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+        make = self._reinterpreted
+        if make is None or tensor.is_neg() or tensor.is_conj():
+            return lambda: self._torch.ops.aten.alias.default(tensor)
+        return lambda: make(tensor, sizes, strides, 0)
+
+    def copies(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return copies of tensors; those that share memory do so again."""
+        storages: dict[int, Any] = {}
+        found = []
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            name = storage._cdata  # noqa: SLF001
+            if name not in storages:
+                storages[name] = storage.clone()
+            new = self._torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            new.set_(storages[name], tensor.storage_offset(), tensor.shape, tensor.stride())
+            found.append(new)
+        return found
+
+    def copy(self, targets: list[Any], sources: list[Any]) -> None:
+        """Copy tensors, in as few launches as can be."""
+        self._torch._foreach_copy_(targets, sources)  # has no other name
+
+    def recognizer(self, tensors: Sequence[Any]) -> Callable[..., bool] | None:
+        """Return what says whether other tensors have the types, dtypes, sizes, strides, devices
+        and marks of these; None where torch has no quick way.
+        """
+        if self._guards is None:
+            return None
+        made = self._guards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        )
+        found: Callable[..., bool] = made.check
+        return found
