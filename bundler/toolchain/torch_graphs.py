@@ -7,6 +7,9 @@ it.  ROCm's graphs have the same names in torch.
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -53,6 +56,24 @@ _INDEXED = frozenset({"index", "_unsafe_index", "index_put", "_unsafe_index_put"
 _KNOWN = frozenset({"aten", "prims"})
 
 
+class _SharedMemory:
+    """Memory of the graphs that are launched on one stream.
+
+    Attributes:
+        pool: its handle.
+        graphs: those that are there.
+    """
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+# By device and stream; of all programs.
+_shared_memory: defaultdict[tuple[Any, int], _SharedMemory] = defaultdict(_SharedMemory)
+_failed: list[Any] = []
+
+
 class TorchGraphs:
     """Graphs of one device.
 
@@ -67,8 +88,12 @@ class TorchGraphs:
         self._guards: Any = getattr(guards, "TensorGuards", None)
         self._reinterpreted: Any = getattr(guards, "_reinterpret_tensor", None)
         self._use_count: Any = torch._C._storage_Use_Count  # noqa: SLF001
-        # Graphs of one pool share memory; each stream of the caller has a pool.
-        self._pools: dict[int, Any] = {}
+        # Called in every launch, so without what torch has around them.
+        self._stream_of: Any = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
+        #: Whether somebody captures a graph on the current stream.
+        self.is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001
+        #: Whether torch follows gradients now.
+        self.is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self._side = torch.cuda.Stream(device)
 
     @staticmethod
@@ -98,11 +123,8 @@ class TorchGraphs:
 
     def stream(self) -> int:
         """Return the handle of the stream that launches go to now."""
-        return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))  # noqa: SLF001
-
-    def is_capturing(self) -> bool:
-        """Whether somebody captures a graph on the current stream."""
-        return bool(self._torch.cuda.is_current_stream_capturing())
+        found: int = self._stream_of(self.device.index)
+        return found
 
     def as_usual(self) -> AbstractContextManager[Any]:
         """Return a context whose tensors may be used in every mode of torch, inference or not."""
@@ -114,23 +136,44 @@ class TorchGraphs:
         returned: tensors whose numbers each launch writes anew.
 
         Raises:
-            RuntimeError: what the function does cannot be captured.
+            RuntimeError, or what the function raises: what it does cannot be captured.
         """
-        cuda, stream = self._torch.cuda, self.stream()
-        if stream not in self._pools:
-            self._pools[stream] = cuda.graph_pool_handle()
-        graph = cuda.CUDAGraph()
+        cuda = self._torch.cuda
+        shared = _shared_memory[self.device, self.stream()]
+        # torch forgets a pool whose last graph is gone.
+        if not shared.graphs:
+            shared.pool = cuda.graph_pool_handle()
+        graph, generator = cuda.CUDAGraph(), cuda.default_generators[self.device.index]
+        state = generator.clone_state()
         cuda.synchronize(self.device)
         # While a graph is captured, torch gives no cached memory back to allocate more.
         cuda.empty_cache()
-        with cuda.stream(self._side):
-            # Other threads may go on with what a capture in their own would not allow.
-            graph.capture_begin(pool=self._pools[stream], capture_error_mode="thread_local")
-            try:
-                results = run()
-            finally:
-                graph.capture_end()
+        try:
+            with cuda.stream(self._side):
+                # Other threads may go on with what a capture in their own would not allow.
+                graph.capture_begin(pool=shared.pool, capture_error_mode="thread_local")
+                try:
+                    results = run()
+                finally:
+                    graph.capture_end()
+        except BaseException:
+            self._mend(graph, shared.pool, state)
+            raise
+        shared.graphs.add(graph)
         return graph.replay, results
+
+    def _mend(self, graph: Any, pool: Any, state: Any) -> None:
+        """Undo what torch leaves of a capture that failed: it would draw no random number any more,
+        and still send allocations to the pool.
+        """
+        torch = self._torch
+        torch.cuda.default_generators[self.device.index].graphsafe_set_state(state)
+        with contextlib.suppress(RuntimeError):  # torch had not come so far
+            torch._C._cuda_endAllocateToPool(self.device.index, pool)  # noqa: SLF001
+        # torch's allocator may ask it whether it is captured.
+        _failed.append(graph)
+        self._side = torch.cuda.Stream(self.device)
+        _shared_memory.pop((self.device, self.stream()), None)
 
     def wait(self) -> None:
         """Wait until the device is done, as before a graph is given up."""

@@ -44,15 +44,14 @@ class Graphs(TorchGraphs):
         self._guards, self._reinterpreted = guards.TensorGuards, guards._reinterpret_tensor
         self.device = f"stand-in {next(_devices)}"
         self.now, self.capturing = 7, False
+        self.is_capturing = lambda: self.capturing
+        self.is_grad_enabled = torch.is_grad_enabled
         #: Inputs that a capture must leave as they are.
         self.changed = []
         self._captured = []
 
     def stream(self):
         return self.now
-
-    def is_capturing(self):
-        return self.capturing
 
     def wait(self):
         pass
@@ -220,6 +219,24 @@ def test_an_input_that_moves_every_other_time_ends_up_copied():
         right(run(x, W), x, W)
     assert run.graph_use.captures < 5
     assert run.graph_use.replays > 30
+
+
+def test_calls_without_gradients_take_the_short_way():
+    """As those of torch.compile are; a list of inputs is emptied, whichever way a call goes."""
+    run = runner(product, inputs())
+    with torch.no_grad():
+        for _ in range(8):
+            given = list(inputs())
+            expected = product(*given)
+            torch.testing.assert_close(run.consume(given), expected)
+            assert not given
+        right(run(*(given := inputs())), *given)
+        with pytest.raises(ConfigError, match="sizes"):
+            run(torch.randn(5, 4), W)
+        kept = [(x, run.consume([x, W])) for x in (inputs()[0] for _ in range(5))]
+    for x, found in kept:
+        right(found, x, W)
+    assert run.graph_use.replays > 8
 
 
 @pytest.mark.parametrize("moving", [False, True])

@@ -91,6 +91,9 @@ class GraphRunner(ProgramRunner):
         #: How calls ran so far.
         self.graph_use = GraphUse()
         self._graphs: Any = made()
+        self._latest: _Calls | None = None
+        #: Calls that have a graph.
+        self.with_graphs: weakref.WeakSet[_Calls] = weakref.WeakSet()
         if self._graphs is None:
             self.graph_use.refusal = "the program does not run on a GPU that torch has graphs for"
             return
@@ -103,9 +106,6 @@ class GraphRunner(ProgramRunner):
         )
         if self.graph_use.refusal:
             self._graphs = None
-        self._latest: _Calls | None = None
-        #: Calls that have a graph.
-        self.with_graphs: weakref.WeakSet[_Calls] = weakref.WeakSet()
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -121,33 +121,43 @@ class GraphRunner(ProgramRunner):
         """Return a copy of an input, in memory of a graph."""
         return self._environment.memory.copied(tensor, tensor.shape, tensor.stride())
 
+    def __call__(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
+        """Run the program, by a graph where that can be done; as `ProgramRunner`."""
+        found = self._at_once(inputs) if seed is None else None
+        return super().__call__(*inputs, seed=seed) if found is None else found
+
+    def consume(self, inputs: list[Any]) -> tuple[Any, ...]:
+        """Run the program, by a graph where that can be done; as `ProgramRunner`."""
+        found = self._at_once(inputs)
+        if found is None:
+            return super().consume(inputs)
+        inputs.clear()
+        return found
+
+    def _at_once(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return the results of a call like the latest that was a graph's; None of any other."""
+        latest = self._latest
+        if latest is None or self._graphs.is_grad_enabled() or not latest.recognizes(inputs):
+            return None
+        return latest.replayed(inputs)
+
     def _run(
         self, inputs: Sequence[Any], seed: int | None, *, consume: bool = False
     ) -> tuple[Any, ...]:
         if self._graphs is None or seed is not None:
             return super()._run(inputs, seed, consume=consume)
-        latest = self._latest
-        known = latest is not None and latest.recognizes(inputs)
-        if known and latest is not None:
-            results = latest.replayed(inputs)
-            if results is not None:
-                return self._emptied(inputs, results, consume=consume)
         taken, signature = self._inputs.taken(inputs)
         calls: _Calls | None = signature.graph
         if calls is None:
             calls = signature.graph = _Calls(self, signature)
-        results = None if known and calls is latest else calls.replayed(taken)
+        results = calls.replayed(taken)
         if results is None and calls.is_due(taken):
             results = calls.captured(taken)
         if results is None:
             return self._called(taken, signature, seed, inputs if consume else None)
         self._latest = calls
-        return self._emptied(inputs, results, consume=consume)
-
-    @staticmethod
-    def _emptied(inputs: Any, results: tuple[Any, ...], *, consume: bool) -> tuple[Any, ...]:
         if consume:
-            inputs.clear()
+            inputs.clear()  # type: ignore[attr-defined]  # a list then
         return results
 
 
@@ -226,7 +236,7 @@ class _Capture:
         launch: launches it.
         stream: that it is launched on.
         pool: of that stream.
-        addresses: of the inputs that are read where they lie.
+        places, addresses: of the inputs that are read where they lie.
         copied: number of an input -> the memory that it is copied into.
         made: makes each result; None for those that are inputs, or made of inputs.
         results: the tensors that are written.
@@ -236,7 +246,8 @@ class _Capture:
     launch: Any
     stream: int
     pool: _Pool
-    addresses: dict[int, int]
+    places: list[int]
+    addresses: list[int]
     copied: dict[int, Any]
     made: list[Any]
     results: list[Any]
@@ -274,7 +285,8 @@ class _Calls:
             return False
         if self._numbers and self._numbers_of(inputs) != self._given_numbers:
             return False
-        found: bool = self._recognizer(*[inputs[n] for n in self._tensors])
+        tensors = [inputs[n] for n in self._tensors] if self._numbers else inputs
+        found: bool = self._recognizer(*tensors)
         return found
 
     def _numbers_of(self, inputs: Sequence[Any]) -> list[Any]:
@@ -349,7 +361,7 @@ class _Calls:
                 self._runner.with_graphs.add(self)
             # What torch raises where something cannot be captured is of no one type.
             except Exception as error:  # noqa: BLE001
-                _log.debug("a program is not captured", exc_info=error)
+                _log.warning("a program is not captured: %s", error, exc_info=error)
                 self._refuse(f"{type(error).__name__}: {error}".partition("\n")[0])
         return results
 
@@ -382,27 +394,29 @@ class _Calls:
         own = Counter(map(_storage, results))
         storages = {_storage(result): result.untyped_storage() for result in results}
         watched = [(one, self._graphs.users(one), own[name]) for name, one in storages.items()]
-        addresses = {n: a for n, a in self._addresses.items() if n not in copied}
+        places = [number for number in self._tensors if number not in copied]
+        addresses = [self._addresses[number] for number in places]
         held = pool.added(self, watched)
         self._runner.graph_use.captures += 1
         self._recognizer = None
         if not self._runner.looks_at_addresses:
             self._recognizer = self._graphs.recognizer([placed[n] for n in self._tensors])
             self._given_numbers = self._numbers_of(placed)
-        found = _Capture(launch, stream, pool, addresses, dict(copied), made, results, held)
+        found = _Capture(launch, stream, pool, places, addresses, dict(copied), made, results, held)
         held.graph = weakref.ref(found)
         return found
 
     def _is_in_place(self, capture: _Capture, inputs: Sequence[Any]) -> bool:
-        moved = [n for n, address in capture.addresses.items() if inputs[n].data_ptr() != address]
-        for number in moved:
-            self._misses[number] += 1
-        if moved:
-            self._give_up()
-            # One more call shows which of them stay where they are now, as what another program
-            # saved does, once that program is a graph.
-            self._seen = _CALLS_BEFORE - 1
-        return not moved
+        addresses = [inputs[number].data_ptr() for number in capture.places]
+        if addresses == capture.addresses:
+            return True
+        for number, one, other in zip(capture.places, addresses, capture.addresses, strict=True):
+            self._misses[number] += one != other
+        self._give_up()
+        # One more call shows which of them stay where they are now, as what another program saved
+        # does, once that program is a graph.
+        self._seen = _CALLS_BEFORE - 1
+        return False
 
     def _make_way(self, in_use: Iterable[_Results]) -> None:
         """Have graphs captured anew, so that none writes to what somebody still has."""
