@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # Operators of torch that wait for the GPU, or decide by what is on the host, and are in programs.
@@ -126,10 +125,12 @@ class TorchGraphs:
         found: int = self._stream_of(self.device.index)
         return found
 
-    def as_usual(self) -> AbstractContextManager[Any]:
-        """Return a context whose tensors may be used in every mode of torch, inference or not."""
-        made: AbstractContextManager[Any] = self._torch.inference_mode(mode=False)
-        return made
+    @contextlib.contextmanager
+    def as_usual(self) -> Iterator[None]:
+        """Make tensors that may be used in every mode of torch, inference or not."""
+        # Without inference mode, torch follows gradients again.
+        with self._torch.inference_mode(mode=False), self._torch.no_grad():
+            yield
 
     def captured(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Return what launches all that a function would, in one graph, and what the function
@@ -202,7 +203,8 @@ class TorchGraphs:
                 storages[name] = storage.clone()
             new = self._torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             new.set_(storages[name], tensor.storage_offset(), tensor.shape, tensor.stride())
-            found.append(new)
+            new = new.conj() if tensor.is_conj() else new
+            found.append(self._torch._neg_view(new) if tensor.is_neg() else new)  # noqa: SLF001
         return found
 
     def copy(self, targets: list[Any], sources: list[Any]) -> None:

@@ -57,6 +57,7 @@ class Graphs(TorchGraphs):
         pass
 
     def captured(self, run):
+        assert not torch.is_grad_enabled()
         kept = [tensor.clone() for tensor in self.changed]
         results, again = run(), storages(run())
         for tensor, before in zip(self.changed, kept, strict=True):
@@ -150,6 +151,30 @@ def test_a_result_that_somebody_keeps_is_never_written_over():
             right(found, before, w)
     assert run.graph_use.captures == 2
     assert run.graph_use.replays == 12 - 3 - 1
+
+
+def test_copies_of_lazy_results_are_lazy_too():
+    """Their numbers are the negative, or the conjugate, of what lies in memory."""
+
+    def function(x, w):
+        found = torch.linalg.solve(w, x.mT)  # called, for complex numbers
+        return found.conj(), found.conj().imag, found
+
+    def made(count):
+        return torch.randn(3, count, dtype=torch.complex64), torch.eye(count) + 0j
+
+    program = generate(function, made(4))
+    graphs = Graphs()
+    graphs.why_not = lambda *_: ""
+    run = GraphRunner(program.plan, None, Memory(graphs), program.constants, separate=False)
+    kept = []
+    for _ in range(10):
+        x, w = made(4)
+        kept.append((x, run(x, w)))
+        for before, found in kept:
+            right(found, before, w, function=function)
+            assert found[0].is_conj()
+    assert run.graph_use.replays > 4
 
 
 def test_a_view_of_a_result_keeps_it_too():
