@@ -6,8 +6,10 @@ has a result of an earlier call that it would write over; every other call runs 
 
 * The first two calls with some sizes run step by step.  The third does too, and is captured after
   it, with all kernels loaded and tuned.
-* An input that lay at the same address in the call before is read where it lies, and each call
-  checks that it is still there.  Others are copied into memory of the graph before each launch.
+* An input that lay at one address in all calls so far is read where it lies, and each call checks
+  that it is still there.  Others are copied into memory of the graph before each launch.  Those
+  that come to rest, as what another program saves does once that is a graph, are read in place by a
+  graph that is captured anew.
 * Graphs share the memory of what they use in between, and a later capture may put its results
   there.  So before a launch, no result of this graph or of one captured later may be in use.  Where
   one is, the graph that it is of is captured anew, and from then on returns copies.
@@ -39,6 +41,10 @@ from bundler.runtime.program.run import ProgramRunner
 _log = logger("bundler.runtime")
 # Calls with the same sizes before one is captured.
 _CALLS_BEFORE = 2
+# Launches of a graph after which an input that did not move in them is no longer copied.
+_LAUNCHES_AT_REST = 3
+# An input that was so often not where a graph reads it is copied from then on.
+_MOST_MISSES = 2
 # Captures of the same sizes; what changes more often runs step by step.
 _MOST_CAPTURES = 8
 # Sizes of one program that have a graph at a time; others run step by step.
@@ -238,6 +244,9 @@ class _Capture:
         pool: of that stream.
         places, addresses: of the inputs that are read where they lie.
         copied: number of an input -> the memory that it is copied into.
+        resting: number of an input that is copied, and did not move since the first launch -> its
+            address.
+        watched: launches in which these are still looked at.
         made: makes each result; None for those that are inputs, or made of inputs.
         results: the tensors that are written.
         held: keeps watch over them.
@@ -252,6 +261,8 @@ class _Capture:
     made: list[Any]
     results: list[Any]
     held: _Results
+    resting: dict[int, int]
+    watched: int = _LAUNCHES_AT_REST
 
 
 class _Calls:
@@ -306,6 +317,8 @@ class _Calls:
             if in_use:
                 self._make_way(in_use)
                 return None
+            if self._has_come_to_rest(capture, inputs):
+                return None
             self._fill(capture, inputs)
             capture.launch()
             self._write_back(capture.copied, inputs)
@@ -321,15 +334,15 @@ class _Calls:
         if not all(self._graphs.is_tensor(inputs[number]) for number in self._tensors):
             return False
         before, self._addresses = self._addresses, {n: inputs[n].data_ptr() for n in self._tensors}
-        self._moving = {n for n, found in self._misses.items() if found > 1}
-        self._moving |= {n for n in before if before[n] != self._addresses[n]}
-        self._moving |= {
-            number
-            for number, address in self._addresses.items()
-            if self._plan.inputs[number].aligned and address % ALIGNED_BYTES
-        }
+        if self._seen <= _CALLS_BEFORE:
+            self._moving |= {n for n in before if before[n] != self._addresses[n]}
+        self._moving |= {n for n in self._tensors if self._is_odd(n)}
         self._seen += 1
         return self._seen > _CALLS_BEFORE and self._signature.bound is not None
+
+    def _is_odd(self, number: int) -> bool:
+        """Whether an input begins where kernels do not expect it to."""
+        return self._plan.inputs[number].aligned and self._addresses[number] % ALIGNED_BYTES != 0
 
     def captured(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         """Run a call step by step, with inputs where a graph will have them, capture it, and return
@@ -402,7 +415,10 @@ class _Calls:
         if not self._runner.looks_at_addresses:
             self._recognizer = self._graphs.recognizer([placed[n] for n in self._tensors])
             self._given_numbers = self._numbers_of(placed)
-        found = _Capture(launch, stream, pool, places, addresses, dict(copied), made, results, held)
+        resting = {n: 0 for n in copied if self._misses[n] < _MOST_MISSES}
+        found = _Capture(
+            launch, stream, pool, places, addresses, dict(copied), made, results, held, resting
+        )
         held.graph = weakref.ref(found)
         return found
 
@@ -410,13 +426,30 @@ class _Calls:
         addresses = [inputs[number].data_ptr() for number in capture.places]
         if addresses == capture.addresses:
             return True
-        for number, one, other in zip(capture.places, addresses, capture.addresses, strict=True):
-            self._misses[number] += one != other
+        moved = [
+            number
+            for number, one, other in zip(capture.places, addresses, capture.addresses, strict=True)
+            if one != other
+        ]
+        self._misses.update(moved)
+        self._moving |= {*moved}
         self._give_up()
-        # One more call shows which of them stay where they are now, as what another program saved
-        # does, once that program is a graph.
-        self._seen = _CALLS_BEFORE - 1
         return False
+
+    def _has_come_to_rest(self, capture: _Capture, inputs: Sequence[Any]) -> bool:
+        """Whether inputs that are copied need not be, after some launches of a graph."""
+        if not capture.watched:
+            return False
+        first = capture.watched == _LAUNCHES_AT_REST
+        now = {number: inputs[number].data_ptr() for number in capture.resting}
+        capture.resting = {n: at for n, at in now.items() if first or at == capture.resting[n]}
+        capture.watched -= 1
+        at_rest = {n for n, at in capture.resting.items() if at % ALIGNED_BYTES == 0}
+        if capture.watched or not at_rest:
+            return False
+        self._moving -= at_rest
+        self._give_up()
+        return True
 
     def _make_way(self, in_use: Iterable[_Results]) -> None:
         """Have graphs captured anew, so that none writes to what somebody still has."""
