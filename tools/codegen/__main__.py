@@ -18,6 +18,7 @@ PROGRAMS = {
         "run time, kernels and generation of the same graphs beside Inductor's, and cold starts, on"
         " a GPU"
     ),
+    "graph-calls": "what a call costs that is one CUDA graph, beside Inductor's",
     "judges": "models, random programs and suites on all GPUs of a machine, and a result of each",
     "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
     "models": "whole models of transformers and timm on a GPU, beside eager mode and Inductor",
