@@ -84,6 +84,21 @@ _RNG_STATE, _SET_RNG_STATE = (
 _LIBRARY = torch.library.Library("triton_bundler", "DEF")
 
 
+@dataclass(frozen=True)
+class NarrowGuard:
+    """A size of torch's, and whether it is at most 2**31 - 1, which torch guards from then on.
+
+    Attributes:
+        size: in torch's symbols.
+        fits: what torch said.
+        added: how many guards torch had more afterwards.
+    """
+
+    size: sympy.Expr
+    fits: bool
+    added: int = 0
+
+
 @dataclass
 class LoweredGraph:
     """What a graph became.
@@ -94,6 +109,7 @@ class LoweredGraph:
             for one that is none of them.
         outputs: a buffer seen through a layout, a size, or None, for each result.
         constants: tensors that the graph holds, by buffer.
+        attributes: where the module has each of these, by buffer.
         hints: symbol of a size -> its value in the example.
         values: name -> expression over sizes that the host computes.
         guards: conditions on sizes that every call of the program is checked by.
@@ -103,12 +119,14 @@ class LoweredGraph:
         changed: buffers of inputs, and of constants, that the program changes.
         guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles;
             returns False where torch takes no guard any more.
+        asked: what `guarded` asked torch for.
     """
 
     builder: GraphBuilder
     inputs: list[str | sympy.Symbol | float | None] = field(default_factory=list)
     outputs: list[Reference | sympy.Expr | None] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
@@ -117,6 +135,7 @@ class LoweredGraph:
     changed: frozenset[str] = frozenset()
     guarded: Callable[[sympy.Expr], bool] = lambda _: False
     conditions: Callable[[], list[str]] = list
+    asked: list[NarrowGuard] = field(default_factory=list)
 
 
 def lower_graph(module: fx.GraphModule) -> LoweredGraph:
@@ -237,23 +256,23 @@ class _Reader:
             )
         builder, fake = self._graph.builder, node.meta.get("val", value)
         # A number that the graph holds is written into the kernels that use it, unless it changes.
-        known = value.dim() == 0 and fake.device.type == CPU and type(value) is torch.Tensor
-        if known and value.dtype in _NUMBERS and not _is_changed(node):
-            # torch.compile traces with fake tensors, which have no value to read.
-            with unset_fake_temporarily():
-                number = value.item()
+        number = number_of(value, fake)
+        if number is not None and not _is_changed(node):
             dtype = dtype_name(value.dtype)
             tensor = builder.lazy(
                 (), dtype, lambda _: builder.pool.constant(number, dtype), frozenset()
             )
             if self._graph.device != CPU:
-                tensor.host = cache(lambda: str(self._stored_constant(value, fake).buffer))
+                tensor.host = cache(lambda: str(self._stored_constant(node, value, fake).buffer))
             return tensor
-        return self._stored_constant(value, fake)
+        return self._stored_constant(node, value, fake)
 
-    def _stored_constant(self, value: torch.Tensor, fake: torch.Tensor) -> LazyTensor:
+    def _stored_constant(
+        self, node: fx.Node, value: torch.Tensor, fake: torch.Tensor
+    ) -> LazyTensor:
         name = f"constant{len(self._graph.constants)}"
         self._graph.constants[name] = value
+        self._graph.attributes[name] = str(node.target)
         stored = self._graph.builder.stored(name, self._layout(fake), "constant")
         return self._bound(stored, fake, None)
 
@@ -667,16 +686,12 @@ class _Reader:
     def _guarded(self, size: sympy.Expr) -> bool:
         if self._environment is None or self._environment.frozen:
             return False
-        fits = sympy.Le(_of_torch(self._sizes.theirs(size)), _LARGEST_NARROW)
-        return bool(self._environment.evaluate_expr(fits))
+        asked = narrow_guard(self._environment, _of_torch(self._sizes.theirs(size)))
+        self._graph.asked.append(asked)
+        return asked.fits
 
     def _example_of(self, symbol: sympy.Symbol) -> int | float | None:
-        known = getattr(self._environment, "backed_var_to_val", None)
-        # The name before torch 2.12; from then on it warns.
-        if known is None:
-            known = self._environment.var_to_val
-        value = known.get(symbol)
-        return None if value is None else float(value) if value.is_Float else int(value)
+        return example_of(self._environment, symbol)
 
     def _bounds_of(self, expr: sympy.Expr) -> tuple[int | None, int | None]:
         found = self._environment.bound_sympy(_of_torch(expr))
@@ -693,6 +708,38 @@ _TORCH_KINDS: Mapping[str, type] = {
     "memory_format": torch.memory_format,
     "layout": torch.layout,
 }
+
+
+def example_of(environment: Any, symbol: sympy.Symbol) -> int | float | None:
+    """Return the value that one of torch's symbols has in the example; None where it has none."""
+    known = getattr(environment, "backed_var_to_val", None)
+    # The name before torch 2.12; from then on it warns.
+    if known is None:
+        known = environment.var_to_val
+    value = known.get(symbol)
+    return None if value is None else float(value) if value.is_Float else int(value)
+
+
+def narrow_guard(environment: Any, size: sympy.Expr) -> NarrowGuard:
+    """Ask torch, whose environment of sizes this is, whether a size is at most 2**31 - 1, and have
+    it guard the answer.
+    """
+    before = len(environment.guards)
+    fits = bool(environment.evaluate_expr(sympy.Le(size, _LARGEST_NARROW)))
+    return NarrowGuard(size, fits, len(environment.guards) - before)
+
+
+def number_of(value: torch.Tensor, fake: torch.Tensor) -> bool | float | None:
+    """Return the number that a tensor which the graph holds is, where it lies on the host; None for
+    any other tensor.
+    """
+    known = value.dim() == 0 and fake.device.type == CPU and type(value) is torch.Tensor
+    if not known or value.dtype not in _NUMBERS:
+        return None
+    # torch.compile traces with fake tensors, which have no value to read.
+    with unset_fake_temporarily():
+        number: bool | float = value.item()
+    return number
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, untraceable
+from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import ProgramKernel
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
@@ -312,7 +313,11 @@ def generate(
 
 
 def program_of_graph(
-    module: Any, options: GenerateOptions | None = None, *, guarded: bool = False
+    module: Any,
+    options: GenerateOptions | None = None,
+    *,
+    guarded: bool = False,
+    keep: bool = False,
 ) -> Program:
     """Return the program of an FX graph whose nodes have fake tensors.
 
@@ -321,12 +326,18 @@ def program_of_graph(
         options: see `GenerateOptions`.
         guarded: have torch see to it that sizes which change fit where they were taken to, so that
             it compiles anew where they do not.
+        keep: take the program that another process, or this one, kept of an equal graph, or else
+            keep it; for `guarded` ones alone.
     """
     options = options or GenerateOptions()
     with refusals("the graph"):
         # A bundle holds no constants, so a program that goes into one gets none by itself.
         host_constants = importlib.import_module("bundler.codegen.host_constants")
         placed = host_constants.on_device(module, constants=guarded)
+        file = ProgramFile(placed, options) if keep else None
+        found = None if file is None else file.read()
+        if found is not None:
+            return _as_kept(*found, options, module)
         graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
@@ -343,6 +354,16 @@ def program_of_graph(
     buffers = graph.builder.buffers
     # Constants on the host stay there when the others are moved to the program's device.
     away = frozenset(name for name in graph.constants if buffers[name].layout.device)
+    if file is not None:
+        kept = KeptProgram(
+            {name: kernel.source for name, kernel in built.kernels.items()},
+            built.plan,
+            [(one.operator, one.reason) for one in fallbacks],
+            graph.attributes,
+            away,
+            graph.device,
+        )
+        file.write(kept, graph.asked)
     verifier = Verifier(module, built.plan) if options.verify else None
     return Program(
         built.kernels,
@@ -354,6 +375,25 @@ def program_of_graph(
         guarded,
         verifier,
         away,
+    )
+
+
+def _as_kept(
+    kept: KeptProgram, constants: Mapping[str, Any], options: GenerateOptions, module: Any
+) -> Program:
+    """Return a program that was kept; `module` is the graph, which eager torch runs beside it where
+    it is verified.
+    """
+    return Program(
+        {name: ProgramKernel(name, source) for name, source in kept.kernels.items()},
+        kept.plan,
+        tuple(FallbackCall(operator, reason) for operator, reason in kept.fallbacks),
+        constants,
+        kept.device,
+        options,
+        True,
+        Verifier(module, kept.plan) if options.verify else None,
+        kept.host_constants,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
+from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, write_kernel
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
@@ -145,7 +145,7 @@ class _Scheduler:
             self._size_places(),
             tuple(self._steps),
             tuple(self._output(item) for item in self._graph.outputs),
-            {name: _entry(kernel.text) for name, kernel in kernels.items()},
+            {name: _entry(kernel) for name, kernel in kernels.items()},
             tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
             dict(sorted(self._limits.items())),
             dict(self._graph.values),
@@ -336,7 +336,9 @@ class _Scheduler:
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
 
 
-def _entry(text: KernelText) -> KernelEntry:
+def _entry(kernel: ProgramKernel) -> KernelEntry:
+    text = kernel.text
+    assert text is not None
     return KernelEntry(
         str(inductor_meta(text)["grid_type"]),
         tuple(parameter.name for parameter in text.parameters),

@@ -57,7 +57,8 @@ def triton_bundler(
             runs as torch has it; `verify`, whether the first call of each program is compared with
             eager torch's; `graphs`, whether repeated calls are launched as CUDA graphs; `workers`,
             how many processes compile kernels while torch traces on, None for one a core, 1 for
-            none.
+            none; `keep`, whether programs are kept in the user's cache directory, where the next
+            process finds them.
         mode: None and `default`; `reduce-overhead` is the option `graphs`.
 
     Raises:
@@ -67,13 +68,15 @@ def triton_bundler(
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
     workers = chosen.pop("workers", None)
     worker_count(workers)
-    generated = _generate_options(chosen, mode)
+    switches = _switches(chosen, mode)
+    keep = switches.pop("keep")
+    generated = GenerateOptions(**switches)
     before = len(programs)
-    compiler = partial(compile_graph, programs=programs, options=generated, workers=workers)
+    compiler = partial(
+        compile_graph, programs=programs, options=generated, workers=workers, keep=keep
+    )
     compiled = aot_autograd(
-        fw_compiler=partial(
-            _compile_forward, programs=programs, options=generated, workers=workers
-        ),
+        fw_compiler=partial(_compile_forward, compiler=compiler),
         bw_compiler=compiler,
         inference_compiler=compiler,
         decompositions=decompositions(),
@@ -97,29 +100,32 @@ def triton_bundler(
         return module.forward
 
 
-def _generate_options(chosen: Mapping[str, Any], mode: str | None) -> GenerateOptions:
-    """Return the options of programs; raises `ConfigError` as `triton_bundler`."""
+def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
+    """Return the options that are on or off; raises `ConfigError` as `triton_bundler`."""
     if mode not in _GRAPHS_OF_MODES:
         raise ConfigError(
             f"backend triton_bundler: mode={mode!r}: expected one of"
             f" {', '.join(str(name) for name in _GRAPHS_OF_MODES if name)}",
             got=mode,
         )
-    given = {"verify": False, "graphs": _GRAPHS_OF_MODES[mode]} | dict(chosen)
-    unknown = sorted(given.keys() - {"verify", "graphs"})
-    wrong = [f"{name}={value!r}" for name, value in given.items() if not isinstance(value, bool)]
+    known = {"verify": False, "graphs": _GRAPHS_OF_MODES[mode], "keep": True}
+    unknown = sorted(chosen.keys() - known.keys())
+    wrong = [f"{name}={value!r}" for name, value in chosen.items() if not isinstance(value, bool)]
     if unknown or wrong:
         raise ConfigError(
-            "backend triton_bundler: expected the options programs, a list, verify and graphs, True"
-            f" or False, and workers, a number, got {', '.join(map(repr, unknown)) or wrong[0]}",
-            got=unknown or given,
+            "backend triton_bundler: expected the options programs, a list, workers, a number, and"
+            f" {', '.join(known)}, True or False, got"
+            f" {', '.join(map(repr, unknown)) or wrong[0]}",
+            got=unknown or dict(chosen),
         )
-    return GenerateOptions(verify=given["verify"], graphs=given["graphs"])
+    return known | dict(chosen)
 
 
-def _compile_forward(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+def _compile_forward(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any]
+) -> Any:
     _copy_saved_inputs(module)
-    return compile_graph(module, example_inputs, **options)
+    return compiler(module, example_inputs)
 
 
 def _copy_saved_inputs(forward: fx.GraphModule) -> None:
@@ -153,12 +159,13 @@ def compile_graph(
     programs: list[Program | FallbackCall],
     options: GenerateOptions | None = None,
     workers: int | None = 1,
+    keep: bool = False,
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be
-    generated.
+    generated; `keep` is as `program_of_graph` has it.
     """
     try:
-        program = program_of_graph(module, options, guarded=True)
+        program = program_of_graph(module, options, guarded=True, keep=keep)
         with refusals("the kernels"):
             if has_float8(program.sources) and program.device != "cpu":
                 refuse_missing_types(program.sources, current_target())

@@ -16,7 +16,6 @@ Compile jobs with a `text` source load it; programs may make a `SourceModule` th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.abc
 import importlib.util
@@ -24,29 +23,25 @@ import io
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 
 from bundler.backends import file_steps
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, UntrustedRoot
 from bundler.backends.port import Unread
 from bundler.compile.module_import import line_in
+from bundler.compile.private_files import errors_of, is_trusted, user_directory, write_whole
 from bundler.errors import (
-    AccessDenied,
-    BundlerError,
     CompileFailed,
     ConfigError,
     DigestMismatch,
     NotFound,
-    StoreFull,
     StoreUnavailable,
 )
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.limits import DEFAULT_LIMITS
 
 PREFIX = "bundler_source_"
-_DIRECTORIES = ("triton-bundler", "sources")
 
 
 # One import at a time: of two threads that load one module, the second gets the module of the
@@ -194,14 +189,11 @@ def source_module(text: str, directory: str | os.PathLike[str] | None = None) ->
     """
     data = _plain(text)
     DEFAULT_LIMITS.check("file_bytes", len(data), "source text")
-    where = os.path.abspath(_default_directory() if directory is None else directory)
+    where = os.path.abspath(user_directory("sources") if directory is None else directory)
     module = SourceModule(hashlib.sha256(data).hexdigest(), where)
     with _errors():
-        if not (
-            file_steps.check_root(where, file_steps.PRIVATE)
-            and file_steps.read(module.path, len(data)) == data
-        ):
-            _write(module.path, data)
+        if not (is_trusted(where) and file_steps.read(module.path, len(data)) == data):
+            write_whole(module.path, data)
     return module
 
 
@@ -215,35 +207,5 @@ def _plain(text: str) -> bytes:
         ) from error
 
 
-def _write(path: str, data: bytes) -> None:
-    """Put a whole file at `path`, in place of a damaged one if there is one."""
-    folder = os.path.dirname(path)
-    file_steps.make_directories(folder, folder, file_steps.PRIVATE)
-    file_steps.check_root(folder, file_steps.PRIVATE)
-    temporary = os.path.join(folder, file_steps.temporary_name())
-
-    def write_and_rename() -> None:
-        file_steps.write_new(temporary, data, file_steps.PRIVATE)
-        os.replace(temporary, path)
-
-    file_steps.with_temporary(temporary, write_and_rename)
-
-
-def _default_directory() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(home, *_DIRECTORIES)
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Raise this package's errors for those of the file system."""
-    kinds: dict[type[BackendError], type[BundlerError]] = {
-        BackendFull: StoreFull,
-        BackendDenied: AccessDenied,
-        UntrustedRoot: ConfigError,
-    }
-    try:
-        with file_steps.errors_by_meaning("the directory of source modules", "use"):
-            yield
-    except BackendError as error:
-        raise kinds.get(type(error), StoreUnavailable)(str(error)) from error
+def _errors() -> AbstractContextManager[None]:
+    return errors_of("the directory of source modules")

@@ -43,12 +43,12 @@ class ProgramKernel:
     Attributes:
         name: of its function.
         source: of its module.
-        text: what it was made of.
+        text: what it was made of; None for one that another process generated.
     """
 
     name: str
     source: str
-    text: KernelText
+    text: KernelText | None = None
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProgramFile`: the program of a graph in the user's cache directory, where the next process finds
+it: nothing is lowered, scheduled or written there.
+
+::
+
+    <cache>/triton-bundler/programs/<digest of the graph's key>.json
+        sha256 of the rest, in hex, and a newline
+        JSON: schema, kernels, plan, fallbacks, constants, host_constants, device, guards
+
+The text of kernels is run, as that of generated modules is, so only a directory that others cannot
+write to is read, and only this file: bundles and stores hold none.  A file is written whole; what
+is damaged, or of another schema, is a miss.  The files that nobody read for longest go when all
+together are larger than `MOST_BYTES`.
+
+`program_of_graph` makes one for each graph of torch.compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.backends import file_steps
+from bundler.backends.port import Unread
+from bundler.compile.private_files import errors_of, is_trusted, user_directory, write_whole
+from bundler.errors import BundlerError, FormatError
+from bundler.format.limits import DEFAULT_LIMITS
+from bundler.package_loggers import logger
+from bundler.runtime.program.plan_reading import read_plan
+from bundler.runtime.program.program_plan import ProgramPlan
+
+_log = logger("bundler.codegen")
+SCHEMA = 1
+MOST_BYTES = 256 << 20
+# So much stays when files go, so that not every write has to look for some.
+_LEFT = 0.75
+_SUFFIX = ".json"
+# What a writer that was killed left behind is older than this.
+_STALE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class KeptProgram:
+    """A program without what only the process that runs it has.
+
+    Attributes:
+        kernels: name -> text of the module, in the order in which they are first launched.
+        plan: what it does.
+        fallbacks: (operator, reason) of those that are called as they are.
+        constants: buffer -> where the graph's module has the tensor.
+        host_constants: those that stay on the host.
+        device: where its tensors lie.
+        guards: on sizes, which have to be taken again, as `GraphKey.packed` has them.
+    """
+
+    kernels: Mapping[str, str]
+    plan: ProgramPlan
+    fallbacks: Sequence[tuple[str, str]]
+    constants: Mapping[str, str]
+    host_constants: frozenset[str]
+    device: str
+    guards: Sequence[Any] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return what a file holds."""
+        data = {
+            "schema": SCHEMA,
+            "kernels": list(self.kernels.items()),
+            "plan": self.plan.to_json().decode(),
+            "fallbacks": self.fallbacks,
+            "constants": dict(self.constants),
+            "host_constants": sorted(self.host_constants),
+            "device": self.device,
+            "guards": self.guards,
+        }
+        text = json.dumps(data, separators=(",", ":")).encode()
+        return hashlib.sha256(text).hexdigest().encode() + b"\n" + text
+
+
+def read_program(data: bytes) -> KeptProgram:
+    """Return what `KeptProgram.to_bytes` wrote.
+
+    Raises:
+        FormatError: it is anything else, or damaged.
+    """
+    digest, _, text = data.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != digest:
+        raise FormatError("a kept program: its text is not what was written; remove it")
+    try:
+        found = json.loads(text)
+        if found["schema"] != SCHEMA:
+            raise FormatError(
+                f"a kept program: expected schema {SCHEMA}, got {found['schema']!r:.80}"
+            )
+        return KeptProgram(
+            {str(name): str(source) for name, source in found["kernels"]},
+            read_plan(found["plan"].encode()),
+            tuple((str(name), str(reason)) for name, reason in found["fallbacks"]),
+            {str(name): str(place) for name, place in found["constants"].items()},
+            frozenset(map(str, found["host_constants"])),
+            str(found["device"]),
+            list(found["guards"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"a kept program: {type(error).__name__}: {error}") from error
+
+
+class ProgramFile:
+    """Where the program of one graph is kept.
+
+    Any number of threads and processes may read and write it at once: it appears whole, and who
+    writes last wins with the same program.  Trouble with it is a miss, which the log tells at level
+    debug: the program is generated.
+
+    Args:
+        module: the graph.
+        options: `GenerateOptions`, by which its program is generated.
+    """
+
+    def __init__(self, module: Any, options: Any) -> None:
+        keys = importlib.import_module("bundler.codegen.graph_key")
+        self._key, self._unkeyed = keys.graph_key(module, options), keys.Unkeyed
+        self._before = 0 if self._key is None else self._key.guards
+        self._folder = user_directory("programs")
+
+    @property
+    def path(self) -> str | None:
+        """The file; None for a graph that has no key."""
+        if self._key is None:
+            return None
+        return os.path.join(self._folder, self._key.digest + _SUFFIX)
+
+    def read(self) -> tuple[KeptProgram, Mapping[str, Any]] | None:
+        """Return the program, and the tensors that the graph holds for it; None where there is
+        none.  torch has its guards then.
+        """
+        path = self.path
+        if path is None or self._key is None:
+            return None
+        try:
+            data = self._bytes(path)
+            if data is None:
+                return None
+            found = read_program(data)
+            constants = {name: self._key.attribute(at) for name, at in found.constants.items()}
+            taken = all(map(self._key.is_guarded, found.guards))
+        except (BundlerError, AttributeError) as error:
+            _log.debug("a kept program cannot be used: %s", path, exc_info=error)
+            return None
+        # Those guards that were taken stay: they are true, and the program is generated now.
+        return (found, constants) if taken else None
+
+    def _bytes(self, path: str) -> bytes | None:
+        with errors_of("the directory of kept programs"):
+            if not is_trusted(self._folder):
+                return None
+            data = file_steps.read(path, DEFAULT_LIMITS.file_bytes)
+        if isinstance(data, Unread):
+            raise FormatError(f"a kept program: {data.why}")
+        if data is not None:
+            # The files that nobody read for longest go first.
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return data
+
+    def write(self, program: KeptProgram, asked: Sequence[Any]) -> None:
+        """Keep a program, unless it cannot be found again as it is.
+
+        Args:
+            program: that was generated from the graph.
+            asked: the guards on sizes that it was generated by.
+        """
+        path = self.path
+        if path is None or self._key is None:
+            return
+        # A guard that something else took meanwhile would not be taken again.
+        if self._key.guards != self._before + sum(guard.added for guard in asked):
+            _log.debug("not kept: torch took other guards while a program was generated")
+            return
+        try:
+            guards = [self._key.packed(guard) for guard in asked]
+            data = KeptProgram(**{**vars(program), "guards": guards}).to_bytes()
+            again = read_program(data)
+            if again.to_bytes() != data or len(data) > DEFAULT_LIMITS.file_bytes:
+                raise FormatError("a program is not what is read of it")
+            with errors_of("the directory of kept programs"):
+                write_whole(path, data)
+                _make_room(self._folder)
+        # A plan may hold what JSON does not.
+        except (BundlerError, self._unkeyed, TypeError, ValueError) as error:
+            _log.debug("not kept: a program", exc_info=error)
+
+
+def _make_room(folder: str) -> None:
+    """Remove the files that nobody read for longest, and what killed writers left."""
+    found, now = [], time.time()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                about = entry.stat(follow_symlinks=False)
+                stale = now - about.st_mtime > _STALE_S
+                if file_steps.is_temporary_name(entry.name) and stale:
+                    os.unlink(entry.path)
+                elif entry.name.endswith(_SUFFIX):
+                    found.append((about.st_mtime, about.st_size, entry.path))
+    total = sum(size for _, size, _ in found)
+    if total <= MOST_BYTES:
+        return
+    for _, size, path in sorted(found):
+        if total <= MOST_BYTES * _LEFT:
+            break
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        total -= size
