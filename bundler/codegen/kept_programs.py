@@ -127,7 +127,12 @@ class ProgramFile:
 
     def __init__(self, module: Any, options: Any) -> None:
         keys = importlib.import_module("bundler.codegen.graph_key")
-        self._key, self._unkeyed = keys.graph_key(module, options), keys.Unkeyed
+        self._key, self._unkeyed = None, keys.Unkeyed
+        try:
+            self._key = keys.graph_key(module, options)
+        # torch raises whatever it likes where a value has no strides, say; `lower` refuses it then.
+        except Exception as error:  # noqa: BLE001
+            _log.debug("a graph has no key", exc_info=error)
         self._before = 0 if self._key is None else self._key.guards
         self._folder = user_directory("programs")
 
