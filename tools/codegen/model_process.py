@@ -2,7 +2,9 @@
 """One model in a process of its own: eager mode, float64, our backend, and what Inductor calls;
 `models` starts it and reads the JSON that it writes.
 
-    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE no|too|only|time|time-graphs|judge-graphs
+    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE ASKED
+
+ASKED is no, too, only, time, time-graphs, judge-graphs or second-SIDE: see `judged`.
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -26,7 +28,7 @@ import torch
 from torch import _dynamo as dynamo
 from torch import nn
 
-from tools.codegen import model_times
+from tools.codegen import model_times, second_start
 from tools.codegen.drawn_candidates import draw_candidates
 from tools.codegen.model_judge import Tensors, flat, wrong, wrong_beside_all
 
@@ -55,10 +57,14 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
             yield {"status": "", "inductor": _inductor(subject)}
             return
         if inductor.startswith("time"):
-            yield {
-                "status": "",
-                "times": model_times.measured(subject, graphs="graphs" in inductor),
-            }
+            times = model_times.measured(subject, graphs="graphs" in inductor)
+            if inductor == "time":
+                times["second"] = second_start.measured(library, name, mode, device)
+            yield {"status": "", "times": times}
+            return
+        if inductor.startswith(second_start.ASKED):
+            side = inductor.removeprefix(second_start.ASKED)
+            yield {"status": "", "first": second_start.first_call(subject, side)}
             return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:

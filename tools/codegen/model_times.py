@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import _dynamo as dynamo
 
+from tools.codegen import second_start
 from tools.codegen.models import TIMING_LOCK
 
 Found = dict[str, Any]
@@ -117,10 +118,13 @@ def _peak(step: Callable[[], Any]) -> int:
 
 
 def ratios(times: Found) -> dict[str, float]:
-    """Return ours beside Inductor's: wall, host, device, kernels, first call and peak memory."""
+    """Return ours beside Inductor's: wall, host, device, kernels, first call, peak memory, and the
+    first call of a second process.
+    """
     names = ("wall", "host", "device", "kernels", "first_s", "peak")
     ours, theirs = times["ours"], times["inductor"]
-    return {name: round(ours[name] / theirs[name], 3) for name in names if theirs[name]}
+    found = {name: round(ours[name] / theirs[name], 3) for name in names if theirs[name]}
+    return found | (second_start.ratios(times["second"]) if "second" in times else {})
 
 
 def lines(models: Mapping[str, Found]) -> Iterable[str]:
@@ -131,9 +135,11 @@ def lines(models: Mapping[str, Found]) -> Iterable[str]:
         told = ", ".join(f"{key} {value:.2f}" for key, value in one.items())
         yield f"{name}: {told}; ours wall {ours['wall']:.0f} us, device {ours['device']:.0f} us"
     if known:
+        names = ("wall", "host", "device", "first_s", "peak", *second_start.RATIOS)
         means = {
             key: math.exp(statistics.fmean(math.log(one[key]) for one in known.values()))
-            for key in ("wall", "host", "device", "first_s", "peak")
+            for key in names
+            if all(one.get(key, 0) > 0 for one in known.values())
         }
         told = ", ".join(f"{key} {value:.3f}" for key, value in means.items())
         yield f"geometric mean of {len(known)}: {told}"
