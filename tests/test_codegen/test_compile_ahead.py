@@ -12,8 +12,12 @@ from bundler.codegen import compile_ahead, module_decorators  # noqa: E402
 from bundler.codegen.program import generate  # noqa: E402
 from bundler.codegen.torch_backend import triton_bundler  # noqa: E402
 from bundler.compile.service import CompileService  # noqa: E402
+from bundler.compile.source_modules import source_module  # noqa: E402
 from bundler.errors import ConfigError  # noqa: E402
-from bundler.runtime import DryDriver  # noqa: E402
+from bundler.lifecycle.tuning.tuning_savings import tuning_counters  # noqa: E402
+from bundler.runtime import DryDriver, TunerOptions  # noqa: E402
+from bundler.runtime.tuning.benchmark import GivenClock  # noqa: E402
+from bundler.toolchain import tuner_toolchain  # noqa: E402
 
 
 @pytest.fixture
@@ -62,6 +66,57 @@ def test_a_kernel_of_two_programs_is_one_and_keeps_what_was_tuned(service):
     made = [dict(kernel._made) for kernel in first.modules.values()]
     assert compile_ahead.start(second, 2) == ()
     assert made == [kernel._made for kernel in second.modules.values()]
+
+
+class OnTheGpu:
+    """What a tensor is to a launch: an address, and where it lies."""
+
+    dtype = torch.float32
+
+    def data_ptr(self):
+        return 1 << 40
+
+    def get_device(self):
+        return 0
+
+
+def test_a_second_process_finds_what_was_tuned(service, monkeypatch):
+    """In the directory of tuning records: it measures and compiles nothing, whatever text its
+    kernels were read from.
+    """
+    compiles, real = [], tuner_toolchain.compile_call
+
+    def compile_call(*given, **named):
+        event = real(*given, **named)
+        compiles.append(event.cache_hit)
+        return event
+
+    monkeypatch.setattr(tuner_toolchain, "compile_call", compile_call)
+    x = OnTheGpu()
+    function = lambda x: torch.softmax(x.sin(), -1)  # noqa: E731
+    first = generate(function, [torch.empty(64, 4096)], device="cuda")
+    (name,) = first.kernels
+    for how in ("autotune", "record"):
+        # What a process has of a kernel is made of its text alone.
+        source = source_module(first.sources[name])
+        source.unload()
+        module = getattr(source.load(), name)
+        driver = module_decorators._driver()
+        kernel = module.on(
+            module_decorators.current_device(), options=TunerOptions(driver=driver, workers=1)
+        )
+        assert len(kernel.configs) > 1
+        kernel.tuned._make_clock = lambda: GivenClock(lambda call, quantiles: [1.0] * 3)
+        before = tuning_counters()
+        kernel.run(x, x, 64, 4096)
+        (choice,) = kernel.tuned.choices.values()
+        assert choice.how == how
+        now = tuning_counters()
+        assert (now.tuned - before.tuned, now.found - before.found) == (
+            (1, 0) if how == "autotune" else (0, 1)
+        )
+        assert all(compiles) is (how == "record")
+        compiles.clear()
 
 
 def test_one_worker_compiles_nothing_ahead(service):

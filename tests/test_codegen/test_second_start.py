@@ -235,6 +235,9 @@ def test_a_program_is_kept_as_it_was(folder, counted):
     assert [*second.constants] == [*first.constants] == ["constant0"]
     assert second.constants["constant0"] is first.constants["constant0"]
     assert (second.device, second.host_constants) == (first.device, first.host_constants)
+    checked = program_of_graph(module, replace(OPTIONS, verify=True), guarded=True, keep=True)
+    assert len(counted) == 1
+    assert checked.verifier.module is module
 
 
 def one_file(folder):

@@ -24,11 +24,12 @@ import random
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
+from unittest import mock
 
 import sympy
 import torch
@@ -169,7 +170,9 @@ def outcome(module: fx.GraphModule, options: GenerateOptions) -> str:
 
 # ------------------------------------------------------------------------------------------ Changes
 
-Changed = tuple[str, fx.GraphModule, GenerateOptions, contextlib.AbstractContextManager[Any]]
+_State = contextlib.AbstractContextManager[Any]
+_Change = Callable[[fx.Node, random.Random], str]
+Changed = tuple[str, fx.GraphModule, GenerateOptions, _State]
 
 
 def changed_graph(module: fx.GraphModule, draw: random.Random) -> Changed:
@@ -179,17 +182,18 @@ def changed_graph(module: fx.GraphModule, draw: random.Random) -> Changed:
     copied = _copied(module)
     nodes = list(copied.graph.nodes)
     environments = {one.node.shape_env for one in _symbols(copied)}
-    kinds = [_number, _dtype, _operator, _order, _result, _value, _origin, _constant]
-    kinds += [_example, _bound] if environments else []
+    changes = [_number, _dtype, _operator, _order, _result, _value, _origin, _constant]
+    kinds: list[_Change | Literal["setting", "size"]] = [*changes, "setting"]
+    kinds += ["size"] if environments else []
     # Few graphs have some of these, so others are drawn until one fits.
     for _ in range(40):
-        change = draw.choice([*kinds, None])
-        if change is None:
-            return _setting(copied, draw)
-        if change in {_example, _bound}:
-            what, state = change(environments, draw)
+        kind = draw.choice(kinds)
+        if kind == "setting":
+            break
+        if kind == "size":
+            what, state = _size(draw.choice([*environments]), draw)
             return what, copied, _OPTIONS, state
-        if what := change(draw.choice(nodes), draw):
+        if what := kind(draw.choice(nodes), draw):
             return what, copied, _OPTIONS, contextlib.nullcontext()
     return _setting(copied, draw)
 
@@ -329,18 +333,14 @@ def _constant(node: fx.Node, _: random.Random) -> str:
     return f"another number of {node}"
 
 
-def _example(environments: set[Any], draw: random.Random) -> tuple[str, Any]:
-    environment = draw.choice([*environments])
+def _size(environment: Any, draw: random.Random) -> tuple[str, _State]:
+    """Return what sets the value of a size in the example, or its bounds."""
     known = environment.backed_var_to_val
     symbol = draw.choice([*known])
-    new = known[symbol] + draw.choice((1, 7, 4096, 1 << 20))
-    return f"{symbol} is {new} in the example", _set(known, symbol, new)
-
-
-def _bound(environments: set[Any], draw: random.Random) -> tuple[str, Any]:
-    environment = draw.choice([*environments])
+    if draw.random() < 0.5:
+        new = known[symbol] + draw.choice((1, 7, 4096, 1 << 20))
+        return f"{symbol} is {new} in the example", _set(known, symbol, new)
     ranges = environment.var_to_range
-    symbol = draw.choice([*ranges])
     new = ValueRanges(sympy.Integer(draw.choice((-5, 0, 1, 3))), ranges[symbol].upper)
     return f"{symbol} is in {new}", _set(ranges, symbol, new)
 
@@ -356,7 +356,7 @@ def _set(known: Any, name: Any, value: Any) -> Iterator[None]:
 
 def _setting(module: fx.GraphModule, draw: random.Random) -> Changed:
     kind = draw.choice(("deterministic", "dtype", "wide", "asserts", "harness"))
-    options, state = _OPTIONS, contextlib.nullcontext()
+    options, state = _OPTIONS, cast("_State", contextlib.nullcontext())
     if kind == "wide":
         options = replace(options, wide_indices=True)
     elif kind == "asserts":
@@ -389,7 +389,7 @@ def _wide_default() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------- Graphs
 
 
-def _sources(found: Found, options: argparse.Namespace) -> list[tuple[str, Callable[[], None]]]:
+def _sources(found: Found, options: argparse.Namespace) -> Sequence[tuple[str, Callable[[], None]]]:
     """Return what makes graphs, by name, in an order of their own."""
     from tools.codegen import suite_cases  # torch's lists take seconds to import
 
@@ -440,17 +440,13 @@ def _of_model(found: Found, name: str, *, training: bool) -> None:
 @contextlib.contextmanager
 def _listening(found: Found) -> Iterator[None]:
     """Judge each graph of the backend, which torch runs itself then."""
-    before = torch_backend.program_of_graph
 
     def judged(module: Any, *_: Any, **__: Any) -> Any:
         found.judge(module)
         raise UnsupportedOperator("judged alone", operator="")
 
-    torch_backend.program_of_graph = judged
-    try:
+    with mock.patch.object(torch_backend, "program_of_graph", judged):
         yield
-    finally:
-        torch_backend.program_of_graph = before
 
 
 def _differentiated(results: Any) -> None:

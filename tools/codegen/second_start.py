@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._dynamo import utils
@@ -105,9 +106,8 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
     from bundler.codegen import lower, torch_backend
     from bundler.lifecycle.tuning.tuning_savings import tuning_counters
 
-    before = lower.lower_graph, torch_backend.compile_graph, FileCacheManager.put_group
-    lower_graph, compile_graph, put_group = before
-    tuned, forward = tuning_counters().tuned, False
+    lower_graph, compile_graph = lower.lower_graph, torch_backend.compile_graph
+    put_group, tuned, forward = FileCacheManager.put_group, tuning_counters().tuned, False
 
     def lowered(*given: Any) -> Any:
         counts["lowered"] += 1
@@ -132,13 +132,13 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
         finally:
             forward = False
 
-    lower.lower_graph, torch_backend.compile_graph = lowered, timed
-    FileCacheManager.put_group = compiled
-    try:
+    with (
+        mock.patch.object(lower, "lower_graph", lowered),
+        mock.patch.object(torch_backend, "compile_graph", timed),
+        mock.patch.object(FileCacheManager, "put_group", compiled),
+    ):
         yield backend
-    finally:
-        lower.lower_graph, torch_backend.compile_graph, FileCacheManager.put_group = before
-        counts["tuned"] = tuning_counters().tuned - tuned
+    counts["tuned"] = tuning_counters().tuned - tuned
 
 
 def ratios(second: Found) -> dict[str, float]:
