@@ -3,7 +3,7 @@
 were lowered, which guards torch has on their sizes, and a digest of each result's bytes;
 TRITON_INTERPRET=1.
 
-    python second_start_worker.py CACHE keep|generate
+    python second_start_worker.py CACHE
 """
 
 import hashlib
@@ -108,6 +108,18 @@ def other_numbers():
     return [compiled(drawn(1, 6, 8))]
 
 
+def generated():
+    """Run the function of `inferred` where programs are not kept."""
+    several = torch.arange(8.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: torch.softmax(x * torch.tensor(0.3) + several, -1),
+        backend=torch_backend.triton_bundler,
+        options={"keep": False, "programs": programs},
+    )
+    return [compiled(drawn(1, 6, 8))]
+
+
 def sized():
     """Compute with numbers of sizes, which the host computes."""
     compiled = compile(lambda x: (x * (x.shape[0] / 3) + torch.arange(x.shape[0])[:, None]).sum(1))
@@ -116,12 +128,12 @@ def sized():
 
 def compile(function):  # noqa: A001  # as torch calls it
     torch._dynamo.reset()
-    options = {"keep": sys.argv[2] == "keep", "programs": programs}
+    options = {"programs": programs}
     return torch.compile(function, backend=torch_backend.triton_bundler, options=options)
 
 
 found = {}
-for run in (trained, inferred, changed, kept_numbers, other_numbers, sized):
+for run in (trained, inferred, changed, kept_numbers, other_numbers, sized, generated):
     lowered.clear()
     guards.clear()
     programs = []

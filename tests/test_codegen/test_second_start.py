@@ -72,15 +72,13 @@ def test_a_second_process_lowers_nothing_and_has_equal_results(interpreted, tmp_
     """Training, inference, sizes that change, constants, inputs that are changed and random numbers
     that are drawn twice: bit for bit, under the same guards.
     """
-    first, second = (
-        json.loads(interpreted("second_start_worker.py", tmp_path, "keep")) for _ in range(2)
-    )
-    anew = json.loads(interpreted("second_start_worker.py", tmp_path, "generate"))
+    first, second = (json.loads(interpreted("second_start_worker.py", tmp_path)) for _ in range(2))
     for name, one in first.items():
-        assert one["lowered"] == one["programs"] == anew[name]["lowered"] > 0, name
-        assert second[name] == {**one, "lowered": 0}
-        assert anew[name] == one
-    assert first["inferred"]["results"] != first["other_numbers"]["results"]
+        assert one["lowered"] == one["programs"] > 0, name
+        kept = name != "generated"
+        assert second[name] == {**one, "lowered": 0 if kept else one["lowered"]}
+    results = {name: one["results"] for name, one in second.items()}
+    assert results["inferred"] == results["generated"] != results["other_numbers"]
     assert any("2147483647" in one for found in first["trained"]["guards"] for one in found)
     assert any(
         "triton_bundler.set_rng_state.default" in calls for calls in first["kept_numbers"]["calls"]
@@ -188,9 +186,6 @@ def test_what_is_not_known_has_no_key():
     assert keys.graph_key(module, OPTIONS) is None
 
 
-SAMPLES = ["op_db/add/float32/dynamic/0", "op_db/softmax/bfloat16/sliced/0", "layer_norm"]
-
-
 def found_with(seed, changes=25):
     """Judge a few graphs, and changes of each that are drawn."""
     found = Found(random.Random(seed), changes)
@@ -216,7 +211,7 @@ def test_changed_graphs_of_one_key_have_one_program():
 def test_a_key_that_says_too_little_is_found(left_out, monkeypatch):
     """The judge of keys sees two programs of one key."""
     monkeypatch.setattr(keys._Lines, left_out, lambda *_: "")
-    assert found_with(seed=1, changes=60).faults
+    assert found_with(seed=1, changes=40).faults
 
 
 # ------------------------------------------------------------------------------------------- Files
