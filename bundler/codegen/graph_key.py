@@ -44,7 +44,7 @@ from bundler.errors import FormatError
 
 SCHEMA = 1
 # Of `GenerateOptions`: names, places, and what is done beside a run.
-_OPTIONS_LEFT_OUT = ("name", "sources", "nan_checks", "verify")
+_OPTIONS_LEFT_OUT = ("name", "sources", "nan_checks", "verify", "graphs")
 # Folders of this package whose modules decide what is generated.
 _GENERATOR = ("codegen", "runtime/heuristics", "runtime/program")
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
