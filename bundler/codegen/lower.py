@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sympy
@@ -29,16 +29,37 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
+from bundler.codegen.channels_last import (
+    CALLERS_RESULTS,
+    STORED_STRIDES,
+    has_images,
+    has_one_channel,
+    in_channels_last,
+    is_convolution,
+)
 from bundler.codegen.graph_errors import located
 from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
-from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
-from bundler.codegen.loops.loop_nodes import Buffer, Reference, TensorLayout, TorchValue
+from bundler.codegen.loops.lazy_tensors import (
+    GraphBuilder,
+    LazyTensor,
+    Strides,
+    are_same_strides,
+    variables,
+)
+from bundler.codegen.loops.loop_nodes import (
+    Buffer,
+    Reference,
+    TensorLayout,
+    TorchValue,
+    channels_last_strides,
+)
 from bundler.codegen.loops.loop_terms import loads_of
 from bundler.codegen.lowerings.host_tensors import HostTensors
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
+from bundler.codegen.lowerings.view_lowerings import reshaped
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.program.program_plan import HOST
@@ -59,6 +80,8 @@ _NUMBERS = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+_IMAGE_DIMENSIONS = 4
 _ASSEMBLY = "inline_asm_elementwise"
 # torch's operator around one with side effects, which takes and returns a token for their order.
 _EFFECT = "with_effects"
@@ -159,6 +182,7 @@ class _Reader:
         # Nodes whose values leave the graph and are read inside of it too, so that both must have
         # the same bits.
         self._kept = _kept_nodes(module.graph)
+        self._channels_last = in_channels_last(module)
         # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
         # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
@@ -229,9 +253,13 @@ class _Reader:
         if isinstance(value, torch.Tensor):
             name = f"arg{number}"
             self._graph.inputs.append(name)
-            layout = self._layout(value)
+            layout, own = self._layout(value), node.meta.get(STORED_STRIDES)
+            if own is not None:
+                own = tuple(map(sympy.sympify, own))
+                layout = replace(layout, strides=own)
             aligned = _is_aligned(value) and not layout.device
             tensor = self._graph.builder.stored(name, layout, "input", aligned=aligned)
+            tensor.own_strides = own
             return self._bound(tensor, value, None)
         if isinstance(value, torch.SymInt):
             expr = self._size(value)
@@ -332,8 +360,10 @@ class _Reader:
         values = [value] if single else value
         # Buffers that appear from here on were made by this operator.
         results, before = tuple(self._result(item) for item in values), builder.made
+        if self._is_laid_out(node):
+            results = tuple(_in_channels_last(layout) for layout in results)
         call = self._operator_call(node, results, single=single)
-        found = self._host.computed(call) or lower(builder, call, self._graph.fallbacks)
+        found = self._host.computed(call) or self._generated(call)
         base, made = self._viewed(node), builder.made_since(before)
         bound: list[LazyTensor | None] = []
         for lowered, layout, given in zip(found, results, values, strict=True):
@@ -342,10 +372,59 @@ class _Reader:
                 continue
             known = self._rounded(lowered) if node in self._kept else lowered
             tensor = self._bound(known, given, base)
-            tensor.made = made
+            tensor.made, tensor.own_strides = made, self._own_strides(node, tensor, given)
             builder.mark_reuse(tensor, len(node.users))
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
+
+    def _generated(self, call: OperatorCall) -> tuple[LazyTensor | None, ...]:
+        """Return the results of an operator on the program's device."""
+        builder, fallbacks = self._graph.builder, self._graph.fallbacks
+        if call.name != "aten.convolution.default" or self._graph.device == CPU:
+            return lower(builder, call, fallbacks)
+        images, weight, bias, *rest = call.positional
+        if bias is None or call.dtype not in _FLOATS:
+            return lower(builder, call, fallbacks)
+        # torch adds the bias behind cuDNN's convolution; a kernel that reads the result can do it.
+        (product,) = lower(
+            builder, replace(call, positional=(images, weight, None, *rest)), fallbacks
+        )
+        shift = reshaped(bias, (*bias.sizes, *[sympy.Integer(1)] * (len(call.sizes) - 2)))
+        given = {"self": product, "other": shift}
+        added = replace(
+            call, name="aten.add.Tensor", arguments=given, positional=tuple(given.values())
+        )
+        return lower(builder, replace(added, operand_dtype=call.dtype), fallbacks)
+
+    def _is_laid_out(self, node: fx.Node) -> bool:
+        """Whether a node is a convolution that is given, and returns, channels last."""
+        return node in self._channels_last and is_convolution(node)
+
+    def _in_channels_last(self, tensor: LazyTensor, *, exact: bool) -> Reference:
+        """Return where a convolution is given a tensor.
+
+        Args:
+            tensor: that it is given; only images and weights have channels.
+            exact: have its strides tell channels last where each dimension of several elements has
+                the same stride in rows: of images with one channel.
+        """
+        if len(tensor.sizes) != _IMAGE_DIMENSIONS:
+            return self._graph.builder.reference(tensor)
+        strides = channels_last_strides(tensor.sizes)
+        found = self._graph.builder.placed(tensor, strides)
+        return replace(found, layout=replace(found.layout, strides=strides)) if exact else found
+
+    def _own_strides(
+        self, node: fx.Node, tensor: LazyTensor, value: torch.Tensor
+    ) -> Strides | None:
+        """Return the strides that a node's tensor is stored in among our kernels, None where those
+        are torch's.
+        """
+        if node not in self._channels_last or tensor.base is not None or not has_images(value):
+            return None
+        assert tensor.strides is not None
+        strides = channels_last_strides(tensor.sizes)
+        return None if are_same_strides(tensor.sizes, strides, tensor.strides) else strides
 
     def _copied_for_caller(self, node: fx.Node) -> LazyTensor | None:
         """Return the constant on the host whose copy a node is, where that is a result of its own
@@ -556,7 +635,14 @@ class _Reader:
             _origins(node),
             view=any(result.alias_info is not None for result in schema.returns),
             refused=self._host.refusal(results, positional, keywords),
+            place=self._place(node),
         )
+
+    def _place(self, node: fx.Node) -> Callable[[LazyTensor], Reference] | None:
+        """Return where a node that is called is given tensors, None for where torch has them."""
+        if not self._is_laid_out(node):
+            return None
+        return partial(self._in_channels_last, exact=has_one_channel(node))
 
     def _argument(self, item: Any) -> Any:
         if isinstance(item, fx.Node):
@@ -597,7 +683,7 @@ class _Reader:
                 builder.realize(value)
         held = [self._host.held(value, changed) for _, value in self._mutations]
         self._graph.outputs = [
-            self._returned(place) or self._output(value, changed)
+            self._returned(place) or self._output(place, value, changed)
             for place, value in enumerate(values)
         ]
         for place, item in enumerate(results):
@@ -644,11 +730,14 @@ class _Reader:
         seen = replace(layout, sizes=sizes, strides=strides, offset=offset)
         return Reference(name, seen, view=True)
 
-    def _output(self, value: Any, changed: set[str]) -> Reference | sympy.Expr | None:
+    def _output(self, place: int, value: Any, changed: set[str]) -> Reference | sympy.Expr | None:
         if isinstance(value, LazyTensor):
             if value.host is not None:
                 return self._host.held(value, changed)
-            found = self._graph.builder.owned(value)
+            seen = self._module.meta.get(CALLERS_RESULTS)
+            of_backward = seen is not None and place >= seen
+            builder = self._graph.builder
+            found = builder.kept(value) if of_backward else builder.owned(value)
             return replace(found, view=value.base is not None)
         return None if value is None else sympy.sympify(value)
 
@@ -740,6 +829,13 @@ def number_of(value: torch.Tensor, fake: torch.Tensor) -> bool | float | None:
     with unset_fake_temporarily():
         number: bool | float = value.item()
     return number
+
+
+def _in_channels_last(layout: TensorLayout | None) -> TensorLayout | None:
+    """Return how a result of a convolution lies that is given channels last."""
+    if layout is None or len(layout.sizes) != _IMAGE_DIMENSIONS:
+        return layout
+    return replace(layout, strides=channels_last_strides(layout.sizes))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -22,6 +22,7 @@ from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, untraceable
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import ProgramKernel
+from bundler.codegen.loops.loop_nodes import Reference
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
@@ -92,6 +93,7 @@ class Program:
             `verification` says what was compared.
         host_constants: names of those that lie on the host, beside the device; `run` takes the
             others to the device.
+        result_strides: of each result, None where it is no tensor or they change.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -103,6 +105,7 @@ class Program:
     guarded: bool = False
     verifier: Verifier | None = None
     host_constants: frozenset[str] = frozenset()
+    result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -375,6 +378,7 @@ def program_of_graph(
         guarded,
         verifier,
         away,
+        tuple(map(_known_strides, graph.outputs)),
     )
 
 
@@ -395,6 +399,12 @@ def _as_kept(
         Verifier(module, kept.plan) if options.verify else None,
         kept.host_constants,
     )
+
+
+def _known_strides(result: Any) -> tuple[int, ...] | None:
+    strides = result.layout.strides if isinstance(result, Reference) else None
+    known = strides is not None and all(stride.is_Integer for stride in strides)
+    return tuple(map(int, strides)) if known else None
 
 
 def _name_of(function: Any) -> str:

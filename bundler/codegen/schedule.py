@@ -278,8 +278,8 @@ class _Scheduler:
         """Return how a buffer's memory is seen; None where the tensor that was made there is meant,
         whole and with its own strides.
         """
-        own = self._memory(item.buffer) == item.buffer
-        if own and not item.view and item.layout == self._buffers[item.buffer].layout:
+        made = self._buffers[self._memory(item.buffer)].layout
+        if not item.view and item.layout == made:
             return None
         return self._spec(item.layout)
 

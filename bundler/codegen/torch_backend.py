@@ -25,6 +25,7 @@ from torch._guards import TracingContext
 
 from bundler.codegen import compile_ahead
 from bundler.codegen.attention import with_attention
+from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES, has_images
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
@@ -69,15 +70,15 @@ def triton_bundler(
     workers = chosen.pop("workers", None)
     worker_count(workers)
     switches = _switches(chosen, mode)
-    keep = switches.pop("keep")
-    generated = GenerateOptions(**switches)
+    keep = switches["keep"]
+    generated = GenerateOptions(verify=switches["verify"], graphs=switches["graphs"])
     before = len(programs)
     compiler = partial(
         compile_graph, programs=programs, options=generated, workers=workers, keep=keep
     )
     compiled = aot_autograd(
         fw_compiler=partial(_compile_forward, compiler=compiler),
-        bw_compiler=compiler,
+        bw_compiler=partial(_compile_backward, compiler=compiler),
         inference_compiler=compiler,
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
@@ -124,20 +125,35 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
 def _compile_forward(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any]
 ) -> Any:
-    _copy_saved_inputs(module)
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is not None:
+        _copy_saved_inputs(module, known)
+        module.meta[CALLERS_RESULTS] = known.num_forward
     return compiler(module, example_inputs)
 
 
-def _copy_saved_inputs(forward: fx.GraphModule) -> None:
+def _compile_backward(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any]
+) -> Any:
+    # What was saved may lie otherwise than torch traced: as the forward graph's program reported.
+    inputs = module.graph.find_nodes(op="placeholder")
+    for node, example in zip(inputs, example_inputs, strict=True):
+        if has_images(example) and example.stride() != node.meta["val"].stride():
+            node.meta[STORED_STRIDES] = example.stride()
+    return compiler(module, example_inputs)
+
+
+def _copy_saved_inputs(forward: fx.GraphModule, known: Any) -> None:
     """Save copies for backward of the inputs that the function changes.
 
     The cut between forward and backward, which is Inductor's, may save such an input to compute
     again what eager mode saves; torch then refuses the gradient, since it is no more what it was.
+
+    Args:
+        forward: the graph.
+        known: what AOTAutograd knows of it.
     """
-    context = TracingContext.try_get()
-    known = None if context is None else context.fw_metadata
-    if known is None:
-        return
     inputs = forward.graph.find_nodes(op="placeholder")
     changed = {n for n, info in zip(inputs, known.input_info, strict=False) if info.mutates_data}
     output = forward.graph.output_node()
@@ -179,6 +195,7 @@ def compile_graph(
             "its tensors are on the CPU, which no kernel runs on without Triton's interpreter",
         )
     programs.append(program)
+    _report_strides(program)
     started = compile_ahead.start(program, workers)
     tried = _TriedProgram(program, module, programs, started)
 
@@ -188,6 +205,15 @@ def compile_graph(
 
     boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001  # torch's mark
     return boxed
+
+
+def _report_strides(program: Program) -> None:
+    """Tell AOTAutograd how results lie, where it asks: those that are saved for backward may lie
+    otherwise than torch traced.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.extend(program.result_strides)
 
 
 class _TriedProgram:

@@ -33,6 +33,7 @@ from bundler.codegen.loops.loop_nodes import (
 from bundler.codegen.loops.loop_terms import Term, TermPool, in_order, substituted
 
 Indices = tuple[sympy.Expr, ...]
+Strides = tuple[sympy.Expr, ...]
 At = Callable[[Indices], Term]
 
 # A tensor that several others use is stored if it takes more loads or operators than this; a
@@ -59,6 +60,16 @@ def variables(prefix: str, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, .
     )
 
 
+def are_same_strides(sizes: Sequence[sympy.Expr], one: Strides, other: Strides) -> bool:
+    """Whether every element is at the same place: strides of dimensions of one element say
+    nothing.
+    """
+    return all(
+        size == 1 or sympy.expand(ours - theirs) == 0
+        for size, ours, theirs in zip(sizes, one, other, strict=True)
+    )
+
+
 @dataclass(eq=False)
 class LazyTensor:
     """A tensor as a function of its indices, or, once `buffer` is set, as a buffer with a layout.
@@ -72,9 +83,12 @@ class LazyTensor:
             returns the buffer's name.
         strides: those that torch traced, which whoever sees the tensor from outside of our kernels
             relies on; None for what only lowerings know.
+        own_strides: those that it is stored in where only our kernels, and operators that ask for
+            them, see it; None where these are the traced ones. A copy serves all others.
         base: of a view, the tensor whose memory torch's tensor shares.
         storage_offset: where torch's tensor begins in its storage.
         made: buffers that the lowering of its operator made, one of which may be its memory.
+        copies: strides -> the buffer that holds it in these, beside the one that it is read from.
     """
 
     sizes: tuple[sympy.Expr, ...]
@@ -82,11 +96,13 @@ class LazyTensor:
     compute: At
     origins: frozenset[str] = frozenset()
     buffer: str | None = None
-    strides: tuple[sympy.Expr, ...] | None = None
+    strides: Strides | None = None
+    own_strides: Strides | None = None
     base: LazyTensor | None = None
     storage_offset: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
     host: Callable[[], str] | None = None
     made: frozenset[str] = frozenset()
+    copies: dict[Strides, str] = field(default_factory=dict, repr=False)
     _known: dict[Indices, Term] = field(default_factory=dict, repr=False)
 
     def at(self, indices: Sequence[sympy.Expr]) -> Term:
@@ -196,23 +212,32 @@ class GraphBuilder:
     def realize(self, tensor: LazyTensor) -> str:
         """Give a tensor, or the one that it is a view of, a buffer, unless it has one.
 
-        The buffer has the strides that torch traced, else it is dense, the last dimension
-        innermost.
+        The buffer has the tensor's own strides, else those that torch traced, else it is dense, the
+        last dimension innermost.
 
         Returns:
             The name of the buffer.
         """
         root = tensor.root
-        return root.buffer if root.buffer is not None else self._moved(root)
+        return root.buffer if root.buffer is not None else self._moved(root, root.own_strides)
 
-    def _moved(self, root: LazyTensor) -> str:
-        """Compute a tensor into a new buffer in the layout that torch traced, and read it there."""
-        # Whoever sees the tensor from outside relies on torch's strides.
-        strides = root.strides or contiguous_strides(root.sizes)
-        layout = TensorLayout(root.dtype, root.sizes, tuple(strides))
-        name = self.new_buffer(layout)
-        self.write(name, root, layout)
+    def _moved(self, root: LazyTensor, strides: Strides | None) -> str:
+        """Compute a tensor into a new buffer, and read it there.
+
+        Args:
+            root: the tensor.
+            strides: of the buffer; None for those that torch traced, which whoever sees the tensor
+                from outside relies on.
+        """
+        name = self._filled(root, strides or root.strides or contiguous_strides(root.sizes))
         root.put_into(name, self._reader(name))
+        return name
+
+    def _filled(self, tensor: LazyTensor, strides: Strides) -> str:
+        """Return a new buffer of these strides with what a tensor is computed as, or is read as."""
+        layout = TensorLayout(tensor.dtype, tensor.sizes, tuple(strides))
+        name = self.new_buffer(layout)
+        self.write(name, tensor, layout)
         self._owned.add(name)
         return name
 
@@ -302,6 +327,7 @@ class GraphBuilder:
         single: bool,
         view: bool = False,
         ordered: bool = False,
+        place: Callable[[LazyTensor], Reference] | None = None,
     ) -> tuple[LazyTensor | None, ...]:
         """Call an ATen operator as it is; returns its results.
 
@@ -313,10 +339,12 @@ class GraphBuilder:
             single: whether it returns one value instead of a tuple.
             view: whether its results may share memory with its arguments.
             ordered: whether all calls before it come first, and all behind it later.
+            place: where it is given a tensor; None for where the tensor lies as torch traced it.
         """
-        # A view's result must not share memory with a tensor that torch does not have it share
-        # with.
-        place = self.owned if view else self.reference
+        if place is None:
+            # A view's result must not share memory with a tensor that torch does not have it share
+            # with.
+            place = self.owned if view else self.reference
         given = tuple(self._in_memory(value, place) for value in arguments)
         named = tuple((k, self._in_memory(value, place)) for k, value in sorted(keywords.items()))
         # The result of a called view may share the memory of any buffer that the call reads.
@@ -350,9 +378,51 @@ class GraphBuilder:
             return Reference(name, self.buffers[name].layout)
         found = self._as_traced(tensor)
         if found is None:
-            self._moved(tensor.root)
+            self._put_as_traced(tensor.root)
             found = self._as_traced(tensor)
         return found if found is not None else self._copy(tensor)
+
+    def _put_as_traced(self, root: LazyTensor) -> None:
+        """Have a tensor in memory in the layout that torch traced.
+
+        One that has a layout of its own stays where it is: who reads it mostly has that layout too.
+        """
+        if root.buffer is None or root.own_strides is None or root.strides is None:
+            self._moved(root, None)
+        elif root.strides not in root.copies:
+            root.copies[root.strides] = self._filled(root, root.strides)
+
+    def placed(self, tensor: LazyTensor, strides: Strides) -> Reference:
+        """Return where a tensor lies in memory with these strides, in a copy if need be.
+
+        Strides of dimensions of one element may be others. Its memory may be that of a tensor with
+        equal elements.
+        """
+        seen = self.strided_view(tensor)
+        if seen is not None and are_same_strides(tensor.sizes, seen.layout.strides, strides):
+            whole = self.buffers[seen.buffer].layout
+            is_whole = whole.sizes == tensor.sizes and whole.offset == seen.layout.offset
+            return replace(seen, layout=whole) if is_whole else seen
+        if tensor.root is tensor and tensor.buffer is None:
+            name = self._moved(tensor, strides)
+        elif strides in tensor.copies:
+            name = tensor.copies[strides]
+        else:
+            name = tensor.copies[strides] = self._filled(tensor, strides)
+        return Reference(name, self.buffers[name].layout)
+
+    def kept(self, tensor: LazyTensor) -> Reference:
+        """Return where a tensor lies that leaves the graph for a reader who is told its strides."""
+        root = tensor.root
+        if (
+            tensor is not root
+            or root.own_strides is None
+            or root.strides in root.copies
+            or (root.buffer is None and self._owns_what_it_reads(root))
+        ):
+            return self.owned(tensor)
+        name = self.realize(tensor)
+        return Reference(name, self.buffers[name].layout)
 
     def owned(self, tensor: LazyTensor) -> Reference:
         """Return where a tensor lies in memory that it shares with no tensor but those that torch
@@ -360,7 +430,7 @@ class GraphBuilder:
         """
         root = tensor.root
         if tensor.host is None and root.buffer is None and not self._owns_what_it_reads(root):
-            self._moved(root)
+            self._moved(root, None)
         return self.reference(tensor)
 
     def _owns_what_it_reads(self, root: LazyTensor) -> bool:
@@ -377,7 +447,7 @@ class GraphBuilder:
         copy = LazyTensor(
             tensor.sizes, tensor.dtype, tensor.at, tensor.origins, strides=tensor.strides
         )
-        name = self._moved(copy)
+        name = self._moved(copy, None)
         return Reference(name, self.buffers[name].layout)
 
     def _as_traced(self, tensor: LazyTensor) -> Reference | None:
@@ -397,14 +467,15 @@ class GraphBuilder:
         return Reference(place.buffer, layout)
 
     def _root_as_traced(self, root: LazyTensor) -> Reference | None:
+        copy = root.copies.get(root.strides) if root.strides is not None else None
+        if copy is not None:
+            return Reference(copy, self.buffers[copy].layout)
         seen = self.strided_view(root)
         if seen is None or root.strides is None or numel(root.sizes) == 0:
             return seen
-        layout = seen.layout
-        for size, ours, theirs in zip(layout.sizes, layout.strides, root.strides, strict=True):
-            if size != 1 and sympy.expand(ours - theirs) != 0:
-                return None
-        return Reference(seen.buffer, replace(layout, strides=root.strides))
+        if not are_same_strides(root.sizes, seen.layout.strides, root.strides):
+            return None
+        return Reference(seen.buffer, replace(seen.layout, strides=root.strides))
 
     def strided_view(self, tensor: LazyTensor) -> Reference | None:
         """Return a tensor as a strided view of one buffer, None where it is no such view."""

@@ -55,6 +55,13 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     return tuple(reversed(strides))
 
 
+def channels_last_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Return the strides of a dense tensor of images whose channels are innermost."""
+    count, channels, height, width = sizes
+    batch, row, pixel, channel = contiguous_strides((count, height, width, channels))
+    return batch, channel, row, pixel
+
+
 @dataclass(frozen=True)
 class TensorLayout:
     """How a tensor lies in memory: dtype, in elements sizes, strides and offset, and `HOST` where

@@ -8,13 +8,14 @@ form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from bundler.codegen.loops.loop_nodes import TensorLayout
+from bundler.codegen.loops.lazy_tensors import LazyTensor
+from bundler.codegen.loops.loop_nodes import Reference, TensorLayout
 from bundler.errors import UnsupportedOperator
 
 
@@ -33,6 +34,7 @@ class OperatorCall:
         origins: names of the operators that the user wrote.
         view: whether its results may share memory with its arguments.
         refused: why it is called as it is, whatever kernels could do; empty where nothing says so.
+        place: where it is given a tensor if it is called; None for where torch has the tensor lie.
     """
 
     name: str
@@ -45,6 +47,7 @@ class OperatorCall:
     origins: frozenset[str]
     view: bool = False
     refused: str = ""
+    place: Callable[[LazyTensor], Reference] | None = None
 
     @property
     def operator(self) -> str:

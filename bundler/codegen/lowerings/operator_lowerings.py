@@ -72,6 +72,7 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
             error.message,
             single=call.single,
             view=call.view,
+            place=call.place,
         )
     return found
 
