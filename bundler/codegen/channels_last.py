@@ -96,7 +96,9 @@ def _is_faster(module: fx.GraphModule, convolutions: list[fx.Node]) -> bool:
     forward = [node for node in convolutions if node.target is _FORWARD]
     if not forward:
         # A backward graph goes on in the layout that its forward graph had.
-        return any(STORED_STRIDES in node.meta for node in module.graph.find_nodes(op="placeholder"))
+        return any(
+            STORED_STRIDES in node.meta for node in module.graph.find_nodes(op="placeholder")
+        )
     is_training = CALLERS_RESULTS in module.meta or len(forward) < len(convolutions)
     kinds = [(node, _kind(node)) for node in forward]
     if is_training:
@@ -118,7 +120,7 @@ def _kind(node: fx.Node) -> float:
 
 def _is_small(node: fx.Node) -> bool:
     """Whether a convolution has few channels on both sides."""
-    return max(_operands(node)[1].meta["val"].shape[:2]) <= _SMALL_CHANNELS
+    return bool(max(_operands(node)[1].meta["val"].shape[:2]) <= _SMALL_CHANNELS)
 
 
 def _products(node: fx.Node) -> int:

@@ -137,6 +137,8 @@ class LoweredGraph:
         values: name -> expression over sizes that the host computes.
         guards: conditions on sizes that every call of the program is checked by.
         conditions: returns those under which the graph is the function's.
+        callers_results: of a forward graph, how many results the caller sees; those behind them are
+            for backward, which is told their strides. None where the caller sees all.
         fallbacks: operators that are called as they are.
         device: where the tensors lie, as torch names it.
         changed: buffers of inputs, and of constants, that the program changes.
@@ -159,6 +161,7 @@ class LoweredGraph:
     guarded: Callable[[sympy.Expr], bool] = lambda _: False
     conditions: Callable[[], list[str]] = list
     asked: list[NarrowGuard] = field(default_factory=list)
+    callers_results: int | None = None
 
 
 def lower_graph(module: fx.GraphModule) -> LoweredGraph:
@@ -191,6 +194,7 @@ class _Reader:
         self._sizes = SizeValues(self._example_of, self._bounds_of)
         self._graph.guarded, self._graph.hints = self._guarded, self._sizes.hints
         self._graph.conditions = self.conditions
+        self._graph.callers_results = module.meta.get(CALLERS_RESULTS)
         self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
@@ -734,7 +738,7 @@ class _Reader:
         if isinstance(value, LazyTensor):
             if value.host is not None:
                 return self._host.held(value, changed)
-            seen = self._module.meta.get(CALLERS_RESULTS)
+            seen = self._graph.callers_results
             of_backward = seen is not None and place >= seen
             builder = self._graph.builder
             found = builder.kept(value) if of_backward else builder.owned(value)

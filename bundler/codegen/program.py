@@ -367,7 +367,7 @@ def program_of_graph(
             graph.device,
         )
         file.write(kept, graph.asked)
-    verifier = Verifier(module, built.plan) if options.verify else None
+    verifier = Verifier(module, built.plan, graph.callers_results) if options.verify else None
     return Program(
         built.kernels,
         built.plan,
@@ -402,9 +402,10 @@ def _as_kept(
 
 
 def _known_strides(result: Any) -> tuple[int, ...] | None:
-    strides = result.layout.strides if isinstance(result, Reference) else None
-    known = strides is not None and all(stride.is_Integer for stride in strides)
-    return tuple(map(int, strides)) if known else None
+    if not isinstance(result, Reference):
+        return None
+    strides = result.layout.strides
+    return tuple(map(int, strides)) if all(stride.is_Integer for stride in strides) else None
 
 
 def _name_of(function: Any) -> str:

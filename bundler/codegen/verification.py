@@ -52,10 +52,13 @@ class Verifier:
     Args:
         module: the FX graph that the program was generated from.
         plan: of the program.
+        callers_results: how many results have eager's strides, None for all; backward is told those
+            of the others.
     """
 
     module: Any = field(repr=False)
     plan: ProgramPlan = field(repr=False)
+    callers_results: int | None = None
     verification: Verification | None = None
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
@@ -100,7 +103,8 @@ class Verifier:
             node = graph.nodes.get(name)
             called = self._called(name, place, node)
             traced = None if node is None or place is None else node.meta.get("val")
-            found = torchs.difference(got, eager, wide, traced, numbers=not reason)
+            seen = place is None or self.callers_results is None or place < self.callers_results
+            found = torchs.difference(got, eager, wide, traced, numbers=not reason, placement=seen)
             if found is not None:
                 raise self._wrong(called, place, name, node, found)
             if reason:

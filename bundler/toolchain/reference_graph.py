@@ -281,7 +281,13 @@ class ResultDifference:
 
 
 def difference(
-    got: Any, eager: Any, wide: Any = None, traced: Any = None, *, numbers: bool = True
+    got: Any,
+    eager: Any,
+    wide: Any = None,
+    traced: Any = None,
+    *,
+    numbers: bool = True,
+    placement: bool = True,
 ) -> ResultDifference | None:
     """Return what is wrong with a result; None where nothing is.
 
@@ -291,6 +297,7 @@ def difference(
         wide: the same in float64; None where there is no such.
         traced: the fake tensor of the trace, whose strides will do as well.
         numbers: compare them, too.
+        placement: compare strides, too.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(eager) and got == eager
@@ -303,7 +310,7 @@ def difference(
         if one != other:
             return ResultDifference(fact, one, other)
     strides = [_strides(tensor) for tensor in (eager, traced) if isinstance(tensor, torch.Tensor)]
-    if _strides(got) not in strides:
+    if placement and _strides(got) not in strides:
         return ResultDifference("strides", eager.stride(), got.stride())
     if not numbers or not got.numel():
         return None
