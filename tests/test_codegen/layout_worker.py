@@ -169,6 +169,52 @@ def unpooled(x):
     return F.max_unpool2d(x, places, 2), F.max_unpool2d(x.contiguous(), places, 2)
 
 
+def convolved(x, weight, second):
+    """Results of a convolution, and what operators and views make of them: all lie as eager's."""
+    y = F.conv2d(x, weight, padding=1)
+    z = (y * 2).relu()
+    rows = z.flatten(2)
+    found = F.conv2d(z, second)
+    a = found.as_strided((2, 3), (5, 1), 4)
+    parts = (y.permute(0, 2, 3, 1), z[:, 1:3], z.sum((2, 3)), found.flatten(1), found.argmax())
+    return y, rows @ rows.transpose(1, 2), a * 1, *parts, found.view(torch.int32) + 1
+
+
+def branches(x, weight, second):
+    one, two = F.conv2d(x, weight, padding=1).chunk(2, 1)
+    c = torch.cat([F.conv2d(one, second[:, :4]), two[..., 2:, 2:].relu()], 1)
+    mean = c.mean((2, 3), keepdim=True)
+    gates = F.conv2d(mean, second.flatten()[:169].view(13, 13, 1, 1))
+    c = c * gates.sigmoid()
+    large = F.interpolate(c, scale_factor=2)
+    seen = torch.view_as_complex(large.unflatten(-1, (-1, 2)))
+    pools = (
+        seen,
+        large.view(2, -1),
+        F.avg_pool2d(large, 3, 1, 1),
+        *F.max_pool2d(large, 2, return_indices=True),
+    )
+    attended = F.scaled_dot_product_attention(c, c.flip(0), c)
+    return *pools, attended, F.pixel_shuffle(large[:, :8], 2), F.conv_transpose2d(one, second[:4])
+
+
+def changed_between(x, weight, second):
+    y = F.conv2d(x, weight, padding=1)
+    x.mul_(2)
+    z = F.conv2d(x, weight, padding=1) + y
+    weight.add_(1)
+    return F.conv2d(z, second), F.conv2d(x, weight), z.detach()
+
+
+def of_one_channel(x, weight, second):
+    y = F.conv2d(x[:, :1], weight[:, :1])
+    return F.conv2d(y, second, groups=1), F.conv2d(y, weight[:, :1].repeat(2, 1, 1, 1), groups=8)
+
+
+def images():
+    return [small((2, 3, 6, 4)), small((8, 3, 3, 3), seed=1), small((9, 8, 3, 3), seed=2)]
+
+
 def small(shape, *, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator)
@@ -228,6 +274,14 @@ GENERATED = {
     "parts and their extremes": (parts_and_their_extremes, lambda: [small((6, 8))]),
     "contiguous": (contiguous, lambda: [small((6, 8))]),
     "channels_last": (channels_last, lambda: [small((2, 3, 5, 7))]),
+    "convolved": (convolved, images),
+    "convolved in channels last": (
+        convolved,
+        lambda: [x.contiguous(memory_format=torch.channels_last) for x in images()],
+    ),
+    "branches": (branches, images),
+    "changed between convolutions": (changed_between, images),
+    "one channel": (of_one_channel, lambda: [small((2, 3, 9, 8)), *images()[1:]]),
     "slices": (slices, lambda: [small((6, 8))]),
     "seen before a change": (seen_before_a_change, lambda: [small((6, 8)), small((8, 3), seed=1)]),
     "clones": (clones, lambda: [small((6, 8))]),
@@ -295,6 +349,25 @@ class Convolutions(torch.nn.Module):
         return self.head(torch.flatten(y, 1))
 
 
+class Residual(torch.nn.Module):
+    """Convolutions that run channels last: of all channels, of each by itself, of one pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = (
+            torch.nn.Conv2d(3, 72, 3, 2, 1, bias=False),
+            torch.nn.BatchNorm2d(72),
+        )
+        self.each = torch.nn.Conv2d(72, 72, 3, 1, 1, groups=72, bias=False)
+        self.narrow, self.wide = torch.nn.Conv2d(72, 72, 1), torch.nn.Conv2d(72, 72, 1)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.norm(self.first(x)).relu(), 3, 2, 1)
+        y = F.silu(self.each(x))
+        y = y * self.wide(self.narrow(y.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        return (y + x).relu()
+
+
 class Transposed(torch.nn.Module):
     """Batch norm over a transposed input."""
 
@@ -342,6 +415,8 @@ TRAINED = {
     "decoder block": (GatedBlock, (2, 6, 16), None),
     "convolutions": (Convolutions, (2, 3, 10, 8), None),
     "convolutions in channels last": (Convolutions, (2, 3, 10, 8), torch.channels_last),
+    "residual": (Residual, (2, 3, 16, 12), None),
+    "residual in channels last": (Residual, (2, 3, 16, 12), torch.channels_last),
     "batch norm over a transposed input": (Transposed, (3, 5, 6), None),
 }
 
@@ -406,16 +481,44 @@ def trained(kind, shape, memory_format, tolerance=1e-4):
         ours, theirs = compiled(mine), eager(other)
         for out in (ours, theirs):
             (out * torch.arange(out.numel()).view(out.shape)).mean().backward()
+        found += [] if significant(ours) == significant(theirs) else [f"strides of {batch}"]
         pairs = zip(model.parameters(), eager.parameters(), strict=True)
+        for (name, a), b in zip(model.named_parameters(), eager.parameters(), strict=True):
+            if significant(a.grad) != significant(b.grad):
+                found.append(f"strides of the gradient of {name}")
         values = [(ours, theirs), (mine.grad, other.grad), *((a.grad, b.grad) for a, b in pairs)]
         values += zip(model.buffers(), eager.buffers(), strict=True)
         found += [
             f"numbers of {n}" for n, (a, b) in enumerate(values) if distance(a, b) > tolerance
         ]
     whole = [item.reason for item in programs if isinstance(item, bundler.codegen.FallbackCall)]
-    return found + whole, 0
+    return found + whole, sum(item.copies for item in programs) if not whole else 0
 
 
+def saved():
+    """Return how what forward saves lies, and how many kernels compute nothing."""
+    programs = []
+    model = torch.compile(
+        Residual(), backend=triton_bundler, dynamic=False, options={"programs": programs}
+    )
+    model(small((2, 3, 24, 16)).requires_grad_()).sum().backward()
+    forward, backward = programs
+    specs = [item.spec for item in backward.plan.inputs]
+    images = [(s.sizes, s.strides) for s in specs if len(s.sizes) == 4 and min(s.sizes[2:]) > 3]
+    copying = {
+        name: sum("nothing" in getattr(step, "kernel", "") for step in program.plan.steps)
+        for name, program in (("forward", forward), ("backward", backward))
+    }
+    return {
+        "results that the caller sees": [forward.result_strides[0]],
+        "saved images": images,
+        "kernels that copy": copying,
+    }
+
+
+if sys.argv[2] == "saved":
+    print(json.dumps(saved()))
+    sys.exit()
 parts = {"generated": (GENERATED, generated), "trained": (TRAINED, trained)}
 cases, judged = parts[sys.argv[2]]
 print(json.dumps({name: judged(*case) for name, case in cases.items()}))

@@ -15,6 +15,8 @@ judges, and what is called beside what Inductor calls.
         judges nothing: wall, host and device time beside eager mode and Inductor
     python -m tools.codegen models --graphs --out FILE
         judged, or timed, with repeated calls as CUDA graphs
+    python -m tools.codegen models --kind cnn --time --out FILE
+        convolutional networks of timm, whole, on images of their own size
     python -m tools.codegen models --kind multi-gpu
         cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
     python -m tools.codegen models --check --out FILE
@@ -59,7 +61,7 @@ from tools.shared.processes import ROOT, command, python_path
 Found = dict[str, Any]
 # Library or kind of case, name, mode.
 Task = tuple[str, str, str]
-KINDS = ("transformers", "timm", "cases", "multi-gpu")
+KINDS = ("transformers", "timm", "cnn", "cases", "multi-gpu")
 MODES = ("inference", "training")
 # Whose `main` a task's process runs.
 _MODULES = dict.fromkeys(("cases", "multi-gpu"), "tools.codegen.model_cases")
