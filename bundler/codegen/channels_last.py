@@ -43,6 +43,7 @@ _ORDERED_VIEWS = frozenset(
     }
 )
 _RANK = 4
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def in_channels_last(module: fx.GraphModule) -> frozenset[fx.Node]:
@@ -66,10 +67,11 @@ def in_channels_last(module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def is_convolution(node: fx.Node) -> bool:
-    """Whether a node is a convolution of images, or its gradients."""
-    return node.target in {_FORWARD, _BACKWARD} and all(
-        one.meta["val"].dim() == _RANK for one in _operands(node)
-    )
+    """Whether a node is a convolution of images that kernels can lay out, or its gradients."""
+    if node.target not in {_FORWARD, _BACKWARD}:
+        return False
+    values = [one.meta["val"] for one in _operands(node)]
+    return all(value.dim() == _RANK and value.dtype in _FLOATS for value in values)
 
 
 def has_one_channel(node: fx.Node) -> bool:

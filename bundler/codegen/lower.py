@@ -402,7 +402,9 @@ class _Reader:
 
     def _is_laid_out(self, node: fx.Node) -> bool:
         """Whether a node is a convolution that is given, and returns, channels last."""
-        return node in self._channels_last and is_convolution(node)
+        if node not in self._channels_last or not is_convolution(node):
+            return False
+        return str(node.args[0].meta["val"].device) == self._graph.device
 
     def _in_channels_last(self, tensor: LazyTensor, *, exact: bool) -> Reference:
         """Return where a convolution is given a tensor.
@@ -424,7 +426,9 @@ class _Reader:
         """Return the strides that a node's tensor is stored in among our kernels, None where those
         are torch's.
         """
-        if node not in self._channels_last or tensor.base is not None or not has_images(value):
+        if node not in self._channels_last or not has_images(value):
+            return None
+        if tensor.base is not None or tensor.host is not None:
             return None
         assert tensor.strides is not None
         strides = channels_last_strides(tensor.sizes)

@@ -138,8 +138,9 @@ def _compile_backward(
 ) -> Any:
     # What was saved may lie otherwise than torch traced: as the forward graph's program reported.
     inputs = module.graph.find_nodes(op="placeholder")
-    for node, example in zip(inputs, example_inputs, strict=True):
-        if has_images(example) and example.stride() != node.meta["val"].stride():
+    for node, example in zip(inputs, example_inputs, strict=False):
+        traced = node.meta.get("val")
+        if has_images(traced) and has_images(example) and example.stride() != traced.stride():
             node.meta[STORED_STRIDES] = example.stride()
     return compiler(module, example_inputs)
 

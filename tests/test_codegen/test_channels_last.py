@@ -51,7 +51,7 @@ def operators(steps, name=CONVOLUTION):
 
 
 def are_channels_last(spec):
-    count, channels, height, width = spec.sizes
+    channels, height, width = spec.sizes[1:]
     assert math.prod((channels, height, width)) > channels > 1
     return spec.strides == (channels * height * width, 1, width * channels, channels)
 
@@ -144,6 +144,23 @@ def test_four_dimensions_that_are_no_image_stay_as_they_are():
     heads = [spec for spec in heads if spec.sizes == (2, 4, 16, 16)]
     assert len(heads) == 3
     assert {spec.strides[1] for spec in heads} == {16 * 16}
+
+
+def test_images_that_no_kernel_lays_out_stay_as_they_are():
+    """Images of integers, which torch convolves on the host alone."""
+    given = (torch.ones(size, dtype=torch.int32) for size in ((2, 8, 7, 5), (8, 8, 3, 3)))
+    (call,) = operators(steps_of(F.conv2d, *given))
+    assert call.results[0].strides == (120, 15, 3, 1)
+
+
+def test_a_convolution_on_the_host_is_as_torch_has_it():
+    """Beside a program's device no kernel lays anything out."""
+    wide = torch.ones(8, 8, 3, 3)
+    function = lambda x, w: F.conv2d(F.conv2d(x, w).cpu(), w.cpu())  # noqa: E731
+    first, second = operators(steps_of(function, torch.ones(2, 8, 7, 5), wide))
+    assert are_channels_last(first.results[0])
+    assert second.results[0].device == "host"
+    assert second.results[0].strides == (24, 3, 1, 1)
 
 
 def is_channels_last(*inputs, function=F.conv2d, **options):
