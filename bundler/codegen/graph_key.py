@@ -6,7 +6,8 @@ program of an equal one.  Imports torch.
 
     generator   our version, and the text of every module that may decide what is written
     libraries   torch, Triton, SymPy, Python
-    state       what lowering reads of torch's settings: deterministic algorithms, the default dtype
+    state       what lowering reads of torch's settings: deterministic algorithms, the default dtype,
+                whether there is cuDNN
     options     those that change text or plan
     sizes       torch's symbols: assumptions, value in the example, bounds; whether guards are taken
     graph       each node: operator, arguments, and what torch knows of its value
@@ -37,10 +38,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy import functions
 
-import bundler
+from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES
 from bundler.codegen.lower import NarrowGuard, example_of, narrow_guard, number_of
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import FormatError
+from bundler.project import VERSION
 
 SCHEMA = 1
 # Of `GenerateOptions`: names, places, and what is done beside a run.
@@ -155,7 +157,7 @@ def graph_key(module: fx.GraphModule, options: Any) -> GraphKey | None:
     parts = {
         "generator": _generator(),
         "libraries": _libraries(),
-        "state": f"{torch.are_deterministic_algorithms_enabled()} {torch.get_default_dtype()}",
+        "state": _state(),
         "options": repr(sorted(chosen.items())),
         "sizes": sizes,
         "graph": graph,
@@ -169,13 +171,18 @@ def _generator() -> str:
     for path in sorted(path for name in _GENERATOR for path in (root / name).rglob("*.py")):
         data = path.read_bytes()
         found.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
-    return f"{SCHEMA} {bundler.__version__} {found.hexdigest()}"
+    return f"{SCHEMA} {VERSION} {found.hexdigest()}"
 
 
 @functools.cache
 def _libraries() -> str:
     versions = (importlib.metadata.version(name) for name in ("triton", "sympy"))
     return " ".join((torch.__version__, str(torch.version.git_version), *versions, _python()))
+
+
+def _state() -> str:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return f"{deterministic} {torch.get_default_dtype()} {torch.backends.cudnn.enabled}"
 
 
 def _python() -> str:
@@ -202,6 +209,7 @@ class _Lines:
         # Only programs by `generate` have these; they go into bundles.
         if self._module.meta.keys() & {EXPORTED, RETURNED_INPUTS}:
             raise Unkeyed("a graph of no torch.compile")
+        yield f"the caller sees {self._module.meta.get(CALLERS_RESULTS)} results"
         for node in self._module.graph.nodes:
             yield f"{node.op} {self._target(node)} {self._arguments(node)} {self._known(node)}"
             self._numbers[node] = len(self._numbers)
@@ -219,7 +227,8 @@ class _Lines:
         original = node.meta.get("original_aten")
         # A value that is missing is another than None, the value of a token.
         value = self._value(node.meta["val"]) if "val" in node.meta else ""
-        return f"{value} {'' if original is None else original}"
+        stored = node.meta.get(STORED_STRIDES, "")
+        return f"{value} {'' if original is None else original} {stored}"
 
     def _target(self, node: fx.Node) -> str:
         target = node.target

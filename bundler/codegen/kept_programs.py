@@ -6,7 +6,8 @@ it: nothing is lowered, scheduled or written there.
 
     <cache>/triton-bundler/programs/<digest of the graph's key>.json
         sha256 of the rest, in hex, and a newline
-        JSON: schema, kernels, plan, fallbacks, constants, host_constants, device, guards
+        JSON: schema, kernels, plan, fallbacks, constants, host_constants, device, result_strides,
+        callers_results, guards
 
 The text of kernels is run, as that of generated modules is, so only a directory that others cannot
 write to is read, and only this file: bundles and stores hold none.  A file is written whole; what
@@ -58,6 +59,8 @@ class KeptProgram:
         constants: buffer -> where the graph's module has the tensor.
         host_constants: those that stay on the host.
         device: where its tensors lie.
+        result_strides: as `Program` has them.
+        callers_results: as `LoweredGraph` has it.
         guards: on sizes, which have to be taken again, as `GraphKey.packed` has them.
     """
 
@@ -67,6 +70,8 @@ class KeptProgram:
     constants: Mapping[str, str]
     host_constants: frozenset[str]
     device: str
+    result_strides: Sequence[tuple[int, ...] | None]
+    callers_results: int | None
     guards: Sequence[Any] = ()
 
     def to_bytes(self) -> bytes:
@@ -79,6 +84,8 @@ class KeptProgram:
             "constants": dict(self.constants),
             "host_constants": sorted(self.host_constants),
             "device": self.device,
+            "result_strides": self.result_strides,
+            "callers_results": self.callers_results,
             "guards": self.guards,
         }
         text = json.dumps(data, separators=(",", ":")).encode()
@@ -107,6 +114,8 @@ def read_program(data: bytes) -> KeptProgram:
             {str(name): str(place) for name, place in found["constants"].items()},
             frozenset(map(str, found["host_constants"])),
             str(found["device"]),
+            tuple(None if one is None else tuple(map(int, one)) for one in found["result_strides"]),
+            None if found["callers_results"] is None else int(found["callers_results"]),
             list(found["guards"]),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -357,6 +357,7 @@ def program_of_graph(
     buffers = graph.builder.buffers
     # Constants on the host stay there when the others are moved to the program's device.
     away = frozenset(name for name in graph.constants if buffers[name].layout.device)
+    strides = tuple(map(_known_strides, graph.outputs))
     if file is not None:
         kept = KeptProgram(
             {name: kernel.source for name, kernel in built.kernels.items()},
@@ -365,6 +366,8 @@ def program_of_graph(
             graph.attributes,
             away,
             graph.device,
+            strides,
+            graph.callers_results,
         )
         file.write(kept, graph.asked)
     verifier = Verifier(module, built.plan, graph.callers_results) if options.verify else None
@@ -378,7 +381,7 @@ def program_of_graph(
         guarded,
         verifier,
         away,
-        tuple(map(_known_strides, graph.outputs)),
+        strides,
     )
 
 
@@ -396,8 +399,9 @@ def _as_kept(
         kept.device,
         options,
         True,
-        Verifier(module, kept.plan) if options.verify else None,
+        Verifier(module, kept.plan, kept.callers_results) if options.verify else None,
         kept.host_constants,
+        tuple(kept.result_strides),
     )
 
 
