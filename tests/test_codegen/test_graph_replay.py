@@ -418,7 +418,7 @@ def test_modes_of_torch_compile():
     assert programs[0].options.graphs
     with pytest.raises(ConfigError, match="'max-autotune': expected one of default, reduce-over"):
         triton_bundler(None, [], mode="max-autotune")
-    with pytest.raises(ConfigError, match="graphs, True or False"):
+    with pytest.raises(ConfigError, match="verify, graphs, keep, True or False"):
         triton_bundler(None, [], options={"graphs": 1})
 
 

@@ -344,5 +344,5 @@ def test_files_that_nobody_read_for_longest_go(folder, monkeypatch):
 @pytest.mark.parametrize("wrong", ["yes", None, 1])
 def test_another_value_of_keep_is_refused(wrong):
     """The option of torch.compile is True or False."""
-    with pytest.raises(ConfigError, match=f"keep, True or False, .* got keep={wrong!r}"):
+    with pytest.raises(ConfigError, match=f"keep, True or False, got keep={wrong!r}"):
         triton_bundler(fx.symbolic_trace(lambda x: x + 1), [torch.ones(2)], options={"keep": wrong})
