@@ -164,8 +164,29 @@ def test_a_convolution_on_the_host_is_as_torch_has_it():
 
 
 def is_channels_last(*inputs, function=F.conv2d, **options):
-    (step,) = operators(steps_of(function, *inputs, **options))[:1]
+    return is_laid_out(operators(steps_of(function, *inputs, **options)))
+
+
+def is_laid_out(convolutions):
+    (step,) = convolutions
     return are_channels_last(step.results[0])
+
+
+def test_a_view_in_another_order_ends_what_lies_in_channels_last():
+    """The second dimension of a permuted image is its height, which nobody wants innermost."""
+
+    def function(x, weight):
+        y = F.conv2d(x, weight).permute(0, 2, 3, 1)
+        # So much that some of it is stored.
+        for _ in range(40):
+            y = y.sin() + 1
+        return y.flip(1) + y
+
+    steps = steps_of(function, torch.ones(2, 8, 7, 5), torch.ones(8, 8, 1, 1))
+    assert is_laid_out(operators(steps))
+    stored = [step.spec for step in steps if getattr(step, "spec", None)]
+    stored = [spec.strides for spec in stored if spec.sizes == (2, 7, 5, 8)]
+    assert stored == [(280, 5, 1, 35)] * 2
 
 
 @pytest.mark.parametrize(
