@@ -11,6 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.runtime.jit import constexpr_function
+
+
+@constexpr_function
+def integer_of_width(dtype):
+    """Return the signed integer type of the same width."""
+    return getattr(tl, f"int{max(8, dtype.primitive_bitwidth)}")
 
 
 @triton.jit
@@ -68,6 +75,16 @@ def _xor(a, b):
 def xor_sum(values, axis: tl.constexpr):
     """Return the exclusive or of integers along an axis."""
     return tl.reduce(values, axis, _xor)
+
+
+@triton.jit
+def last_of(values, last, axis: tl.constexpr):
+    """Return along an axis the value of the one lane for which `last` holds, bit for bit; the axis
+    keeps a size of 1.
+    """
+    bits = values.to(integer_of_width(values.dtype), bitcast=True)
+    found = tl.reduce(tl.where(last, bits, 0), axis, _or, keep_dims=True)
+    return found.to(values.dtype, bitcast=True)
 
 
 # ---------------------------------------------------------------------------- arguments of extremes

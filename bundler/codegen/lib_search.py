@@ -11,17 +11,13 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
+from bundler.codegen.lib_reductions import integer_of_width
+
 
 @constexpr_function
 def _log2(size):
     """Return the exponent of a power of two."""
     return size.bit_length() - 1
-
-
-@constexpr_function
-def _integer(dtype):
-    """Return the signed integer type of the same width."""
-    return getattr(tl, f"int{max(8, dtype.primitive_bitwidth)}")
 
 
 @constexpr_function
@@ -93,7 +89,7 @@ def sort(values, indices, count, descending: tl.constexpr):
     """
     size: tl.constexpr = values.shape[len(values.shape) - 1]
     dtype: tl.constexpr = values.dtype
-    bits = values.to(_integer(dtype), bitcast=True)
+    bits = values.to(integer_of_width(dtype), bitcast=True)
     indices = tl.broadcast_to(indices, values.shape)
     for stage in tl.static_range(1, _log2(size) + 1):
         if stage < _log2(size):

@@ -54,7 +54,7 @@ from bundler.codegen.loops.loop_nodes import (
     TorchValue,
     channels_last_strides,
 )
-from bundler.codegen.loops.loop_terms import loads_of
+from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.lowerings.host_tensors import HostTensors
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
@@ -83,6 +83,7 @@ _NUMBERS = frozenset(
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _IMAGE_DIMENSIONS = 4
 _ASSEMBLY = "inline_asm_elementwise"
+_SCAN = "associative_scan"
 # torch's operator around one with side effects, which takes and returns a token for their order.
 _EFFECT = "with_effects"
 # torch's operators around one whose random numbers the backward graph draws again.
@@ -197,6 +198,7 @@ class _Reader:
         self._graph.callers_results = module.meta.get(CALLERS_RESULTS)
         self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
+        self._graph.builder.hints = self._sizes.hints
         self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
 
     def read(self) -> LoweredGraph:
@@ -281,6 +283,8 @@ class _Reader:
         value = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, fx.GraphModule) and all(str(u.target) == _SCAN for u in node.users):
+            return value
         if not isinstance(value, torch.Tensor):
             raise UnsupportedOperator(
                 f"{node.target}: the graph holds a {type(value).__name__}",
@@ -339,6 +343,8 @@ class _Reader:
         name = str(node.target)
         if name == _ASSEMBLY:
             return self._assembly(node)
+        if name == _SCAN:
+            return self._scan(node)
         readers: Mapping[str, Callable[..., Any]] = {
             _EFFECT: self._effect,
             _SAVED_STATE: self._drawn_and_saved,
@@ -554,6 +560,79 @@ class _Reader:
         (found,) = lower(self._graph.builder, call, self._graph.fallbacks)
         assert found is not None
         return self._bound(found, node.meta["val"], None)
+
+    def _scan(self, node: fx.Node) -> tuple[LazyTensor | None, ...]:
+        """Return the results of torch's scan with a function of the user's, along dimension 0."""
+        graph, sources, lifted = map(self._argument, node.args)
+        values = node.meta["val"]
+        call = OperatorCall(
+            f"{HIGHER_ORDER}.{_SCAN}.default",
+            {"combine": partial(self._combined, graph, lifted)},
+            tuple(sources),
+            {},
+            tuple(map(self._result, values)),
+            False,
+            None,
+            frozenset({_SCAN}),
+        )
+        # Sizes, which are no tensors, are there for the shapes that the function is traced with.
+        if any(isinstance(item, LazyTensor) for item in lifted):
+            raise call.refusal("its function has tensors from elsewhere")
+        found = lower(self._graph.builder, call, self._graph.fallbacks)
+        return tuple(
+            None if one is None else self._bound(one, value, None)
+            for one, value in zip(found, values, strict=True)
+        )
+
+    def _combined(
+        self,
+        graph: fx.GraphModule,
+        lifted: Sequence[Any],
+        left: Sequence[Term],
+        right: Sequence[Term],
+    ) -> list[Term]:
+        """Return what a graph computes of two elements; it has to do so element by element."""
+        builder, given = self._graph.builder, iter([*left, *right, *lifted])
+        before = len(builder.nodes)
+        for node in graph.graph.nodes:
+            with located(node):
+                if node.op == "placeholder":
+                    item = next(given)
+                    of_row = isinstance(item, Term)
+                    self._values[node] = self._element(item, node.meta["val"]) if of_row else item
+                elif node.op == "call_function":
+                    self._values[node] = self._called(node)
+                elif node.op != "output":
+                    raise UnsupportedOperator(
+                        f"{node.target}: the function of a scan holds it", operator=_SCAN
+                    )
+        if len(builder.nodes) != before:
+            raise UnsupportedOperator(
+                "the function of a scan has more than operators that are generated element by"
+                " element",
+                operator=_SCAN,
+            )
+        results = map(self._argument, tree_leaves(graph.graph.output_node().args[0]))
+        return [result.at(variables("i", result.sizes)) for result in results]
+
+    def _element(self, term: Term, value: torch.Tensor) -> LazyTensor:
+        """Return an argument of a scan's function: the same term at the place of the result, and
+        nothing elsewhere.
+        """
+        sizes = tuple(map(self._size, value.shape))
+        names = variables("i", sizes)
+        here = tuple(
+            sympy.Integer(0) if size == 1 else name for name, size in zip(names, sizes, strict=True)
+        )
+
+        def read(indices: Sequence[sympy.Expr]) -> Term:
+            if tuple(indices) != here:
+                raise UnsupportedOperator(
+                    "the function of a scan reads an element of another place", operator=_SCAN
+                )
+            return term
+
+        return self._graph.builder.lazy(sizes, dtype_name(value.dtype), read, frozenset())
 
     def _drawn_and_saved(self, target: OpOverload, *given: Any, **named: Any) -> Any:
         """Return the state of the generator, and the results of an operator that draws in it."""

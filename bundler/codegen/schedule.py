@@ -373,7 +373,7 @@ def _reusable(
         written: buffers that the kernel stores.
         dying: buffers that nobody reads after it.
     """
-    if any(loop.is_reduction for loop in group.loops):
+    if any(loop.has_rows for loop in group.loops):
         # A looped reduction may read its row again after a store of an earlier pass changed it.
         return {}
     space = IterationSpace(group.dimensions)

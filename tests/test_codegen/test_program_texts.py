@@ -314,41 +314,6 @@ def test_what_is_not_generated_is_called_and_listed():
     assert len(program.kernels) == 1
 
 
-@pytest.mark.parametrize(
-    ("sizes", "dynamic", "expected"),
-    [
-        ((2, 1024), False, []),
-        ((2, 1025), False, ["aten.cumsum.default"]),
-        ((9000, 1000), False, ["aten.cumsum.default"]),
-        ((4, 30), True, ["aten.cumsum.default"]),
-    ],
-)
-def test_running_sums_of_short_rows_are_generated(sizes, dynamic, expected):
-    """A row is read once for each of its elements, so one that is long, or as long as anybody
-    likes, is torch's.
-    """
-    program = generate(lambda a: a.cumsum(1) + 1, [torch.zeros(sizes)], dynamic=dynamic)
-    assert [fallback.operator for fallback in program.fallbacks] == expected
-
-
-@pytest.mark.parametrize("name", ["cummax", "cummin", "logcumsumexp"])
-def test_other_scans_of_short_rows_are_generated(name):
-    """They compile for GPUs of both makers; long rows are torch's."""
-    function = getattr(torch, name)
-    program = generate(lambda a: function(a, 1), [torch.zeros(6, 100)])
-    assert not program.fallbacks
-    assert program.build(["cuda:90", "hip:gfx942"]).kernels
-    long = generate(lambda a: function(a, 1), [torch.zeros(6, 1025)])
-    assert [fallback.operator for fallback in long.fallbacks] == [f"aten.{name}.default"]
-
-
-def test_what_is_costly_is_computed_once_for_a_running_sum():
-    """Not once for each element that is summed."""
-    program = generate(lambda a: torch.rand_like(a).cumsum(1), [torch.zeros(4, 60)])
-    assert len(program.kernels) == 2
-    assert len(generate(lambda a: (a + 1).cumsum(1), [torch.zeros(4, 60)]).kernels) == 1
-
-
 def test_the_text_needs_no_torch():
     """No generated module names torch."""
     assert "torch" not in text(

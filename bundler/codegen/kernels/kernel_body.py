@@ -38,6 +38,7 @@ from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
 from bundler.codegen.kernels.operator_support import options_of
 from bundler.codegen.kernels.reduction_text import ReductionWriter, row_of
+from bundler.codegen.kernels.scan_text import ScanWriter
 from bundler.codegen.loops.data_types import (
     cast_text,
     compute_type,
@@ -47,7 +48,14 @@ from bundler.codegen.loops.data_types import (
 )
 from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.loop_nodes import SEEDS, Buffer, Loop
-from bundler.codegen.loops.loop_terms import Argument, Term, TermPool, in_order, symbols_of
+from bundler.codegen.loops.loop_terms import (
+    ALONG_ROWS,
+    Argument,
+    Term,
+    TermPool,
+    in_order,
+    symbols_of,
+)
 from bundler.codegen.loops.range_trees import Dimension, Part
 from bundler.runtime.program.device_tensors import item_bytes
 
@@ -108,6 +116,7 @@ class BodyWriter:
         self._loaded_again = LoadPolicies()
         self._stored_along_row = 0
         self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
+        self._scans = ScanWriter(shape.looped, row_of(shape), self.new_name)
 
     # ------------------------------------------------------------------------------- The whole body
 
@@ -135,6 +144,11 @@ class BodyWriter:
         """
         return self._loaded_again.repeated(self._stored_along_row)
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The texts of the functions that the kernel calls, which its module has to define."""
+        return self._scans.functions
+
     def _pass(self, items: list[PlacedLoop]) -> None:
         """Write one loop over the row."""
         self._inner = Scope()
@@ -143,7 +157,7 @@ class BodyWriter:
         # Written once the loop's body is known: accumulators start before it and are reduced after.
         scope, self._inner = self._inner, None
         before, after = self._reductions.take()
-        self._outer.lines += before
+        self._outer.lines += [*before, *self._scans.take()]
         reduced = self._space.reduced
         assert reduced is not None
         prefix = reduced.prefix
@@ -235,6 +249,8 @@ class BodyWriter:
                 return term.terms[:1]
             case "check_bounds" | "index_expr":
                 return term.terms
+            case "scan":
+                return ()  # its elements are needed whatever mask its reader is behind
         return [item for item in term.terms if not _is_written_inside(item, term)]
 
     def _known(self, term: Term, masks: Masks) -> Value | None:
@@ -251,8 +267,10 @@ class BodyWriter:
     def _is_masked(self, term: Term) -> bool:
         if term not in self._loading:
             for item in in_order(term, self._loading):
-                self._loading[item] = item.operator in {"load", "check_bounds"} or any(
-                    self._loading[argument] for argument in item.terms
+                # A row is computed whole: a mask of who reads it must not change it.
+                self._loading[item] = item.operator not in ALONG_ROWS and (
+                    item.operator in {"load", "check_bounds"}
+                    or any(self._loading[argument] for argument in item.terms)
                 )
         return self._loading[term]
 
@@ -276,6 +294,8 @@ class BodyWriter:
                     dims |= self._dimensions_of(definition) if definition is not None else set()
                 elif item.operator == "index_expr":
                     dims |= self._space.dimensions_of(item.details[0])
+                elif item.operator in ALONG_ROWS and self._space.reduced is not None:
+                    dims.add(self._space.reduced)
                 self._dimensions[item] = frozenset(dims)
             found = self._dimensions[term]
         return found
@@ -294,6 +314,8 @@ class BodyWriter:
                 return self._masked(term, masks)
             case "check_bounds":
                 return self._checked(term, masks)
+            case "scan":
+                return self._scanned(term)
         # A thread has to hold several neighbours for some conversions, which decides the block.
         if term.operator == "to_dtype":
             self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
@@ -301,6 +323,21 @@ class BodyWriter:
         return self._line(
             term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term)))
         )
+
+    def _scanned(self, term: Term) -> Value:
+        """Return one result of a scan, and keep the others for who reads them."""
+        combination, place = term.details
+        values = [self._value(item, ()) for item in term.terms]
+        self.num_reduction += 1
+        results, lines = self._scans.scan(combination, values)
+        scope = self._scope_of(term, ())
+        scope.lines += lines
+        for number, result in enumerate(results):
+            key = self._pool.make(
+                term.operator, term.arguments, result.dtype, (combination, number)
+            )
+            scope.values[key, ()] = result
+        return results[int(place)]
 
     def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
         if not isinstance(argument, Term):

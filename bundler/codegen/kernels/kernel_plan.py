@@ -79,6 +79,7 @@ class KernelText:
         facts: what else heuristics look at, by the names of the decorator's arguments; none that
             says nothing.
         elements: how many neighbouring elements a thread has to hold.
+        functions: texts of functions that the body calls.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class KernelText:
     facts: Mapping[str, Any] = field(default_factory=dict)
     examples: tuple[Any, ...] = ()
     elements: int = 1
+    functions: tuple[str, ...] = ()
 
 
 def write_kernel(
@@ -124,7 +126,7 @@ def write_kernel(
             call; None where none may.
         asserted: whether indices that are read are asserted to be in range.
     """
-    reduces = any(loop.is_reduction for loop in group.loops)
+    reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
     dimensions = group.dimensions if reduces else _tiled(group, size_hints)
     space = IterationSpace(dimensions)
@@ -173,6 +175,7 @@ def write_kernel(
         },
         atomic=writer.atomic,
         elements=writer.elements,
+        functions=writer.functions,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
@@ -225,7 +228,7 @@ def _direction(group: LoopGroup) -> str:
     """
     # One reduction along its rows decides: reading it across would be far slower than the reverse.
     # A reduction to one number counts as along.
-    found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
+    found = [runs_along(loop) for loop in group.loops if loop.has_rows]
     if any(found) or not any(loop.variables for loop in group.loops):
         return "INNER"
     return "OUTER" if found and all(along is False for along in found) else "DEFAULT"

@@ -102,8 +102,9 @@ def module_text(text: KernelText) -> str:
         f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None
     )
     body = "".join(f"    {line}\n" for line in text.body)
+    functions = "".join(f"\n\n{function}" for function in text.functions)
     return (
-        f"{_IMPORTS}\n\n"
+        f"{_IMPORTS}{functions}\n\n"
         f"# {', '.join(text.origins) or 'copy'}\n"
         f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
         f"@triton.jit{_unspecialized(text)}\n"

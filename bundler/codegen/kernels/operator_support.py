@@ -10,7 +10,7 @@ from typing import Any
 
 from bundler.codegen.kernels import operation_text
 from bundler.codegen.loops import data_types
-from bundler.codegen.loops.loop_terms import STRUCTURAL, Term
+from bundler.codegen.loops.loop_terms import SCAN, STRUCTURAL, Term, in_order_of
 
 _ANSWERS = 4096
 
@@ -23,6 +23,9 @@ def check_type(dtype: str) -> None:
 def check_term(term: Term) -> None:
     """Raise `UnsupportedOperator` where there is no text for an operator over these dtypes."""
     check_type(term.dtype)
+    if term.operator == SCAN:
+        for inner in in_order_of(term.details[0].results):
+            check_term(inner)
     if term.operator not in STRUCTURAL:
         _render(term.operator, tuple(argument.dtype for argument in term.terms), options_of(term))
 

@@ -53,6 +53,7 @@ class ReducedRow:
     Attributes:
         shape: text of the shape of a block.
         axis: which axis is reduced.
+        kept: text of the shape of a value that rows have one of.
         suffix: subscript that gives a reduced value the reduced axis back, of size 1.
         mask: which lanes count; None for all.
         prefix: of the reduced dimension.
@@ -60,6 +61,7 @@ class ReducedRow:
 
     shape: str
     axis: int
+    kept: str
     suffix: str
     mask: str | None
     prefix: str
@@ -73,7 +75,12 @@ def row_of(shape: KernelShape) -> ReducedRow | None:
     active = sorted(shape.masks(set(shape.space.dimensions)))
     suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
     return ReducedRow(
-        shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix
+        shape.block_shape,
+        len(shape.space.kept),
+        shape.shape_of(shape.space.kept),
+        suffix,
+        " & ".join(active) or None,
+        reduced.prefix,
     )
 
 

@@ -49,6 +49,11 @@ class DataType:
         return self.kind in {NumberKind.SIGNED, NumberKind.UNSIGNED}
 
     @property
+    def is_float(self) -> bool:
+        """Whether it has infinities and NaN, and arithmetic."""
+        return self.kind is NumberKind.FLOAT
+
+    @property
     def is_half(self) -> bool:
         """Whether it is computed in float32 and rounded where it is stored."""
         return self.kind is NumberKind.FLOAT and self.stored != self.computed

@@ -71,7 +71,7 @@ def fused(
 def dimensions_of(loop: Loop) -> _Dimensions:
     """Return the dimensions of a kernel of this loop alone."""
     outer = ("x", numel(loop.sizes))
-    return (outer, ("r0_", numel(loop.reduced_sizes))) if loop.is_reduction else (outer,)
+    return (outer, ("r0_", numel(loop.reduced_sizes))) if loop.has_rows else (outer,)
 
 
 class _Fused(NamedTuple):

@@ -136,6 +136,7 @@ class GraphBuilder:
     Attributes:
         deterministic: whether equal calls have to give equal results, so that nothing is added in
             an order that is open.
+        hints: symbol of a size -> its value in the example.
     """
 
     def __init__(self) -> None:
@@ -143,6 +144,7 @@ class GraphBuilder:
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
         self.deterministic = False
+        self.hints: dict[sympy.Symbol, int] = {}
         self._count = self._seeds = 0
         # Buffers that belong to one tensor of torch's, and must not serve as another one's result.
         self._owned: set[str] = set()
@@ -315,6 +317,54 @@ class GraphBuilder:
             )
         )
         return self._of_buffer(name, origins)
+
+    def along_rows(
+        self,
+        kind: str,
+        sources: Sequence[LazyTensor],
+        dim: int,
+        detail: Any,
+        results: Sequence[tuple[str, TensorLayout]],
+        origins: frozenset[str],
+    ) -> tuple[LazyTensor, ...]:
+        """Give each element along a dimension what is made of several of its row.
+
+        Args:
+            kind: one of `ALONG_ROWS`.
+            sources: of equal sizes.
+            dim: along which the rows run.
+            detail: the first detail of the terms.
+            results: for each result the dtype that it is computed in, and its layout.
+            origins: names of the operators this comes from.
+        """
+        sizes = sources[0].sizes
+        kept = [number for number in range(len(sizes)) if number != dim]
+        outer, inner = variables("i", [sizes[k] for k in kept]), variables("r", [sizes[dim]])
+        places = dict(zip([*kept, dim], [*outer, *inner], strict=True))
+        names = [places[number] for number in range(len(sizes))]
+        ranges = dict(zip(names, sizes, strict=True))
+        operands = tuple(self._simplified(source.at(names), ranges) for source in sources)
+        from_sources = frozenset().union(*(source.origins for source in sources))
+        found = []
+        for number, (dtype, layout) in enumerate(results):
+            term = self.pool.make(kind, operands, dtype, (detail, number))
+            name = self.new_buffer(layout)
+            index = [sympy.Integer(0) if s == 1 else v for v, s in zip(names, sizes, strict=True)]
+            self.nodes.append(
+                Loop(
+                    name,
+                    outer,
+                    tuple(sizes[k] for k in kept),
+                    inner,
+                    (sizes[dim],),
+                    self.pool.cast(term, layout.dtype),
+                    kind,
+                    sympy.expand(layout.index(index)),
+                    origins=origins | from_sources,
+                )
+            )
+            found.append(self._of_buffer(name, origins))
+        return tuple(found)
 
     def call(
         self,

@@ -2,8 +2,8 @@
 """The loop-level form of a program: `Buffer`s in memory, and the nodes that write them: `Loop` and
 `ExternCall`.
 
-A loop computes every element of a buffer by itself (`pointwise`), or reduces rows into one element
-each.  Lowerings make nodes, `fusion` puts loops together, the kernel writer turns them into text,
+A loop computes every element of a buffer by itself (`pointwise`), reduces rows into one element
+each, or gives each element of a row what a scan has there.  Lowerings make nodes, `fusion` puts loops together, the kernel writer turns them into text,
 and the wrapper runs what is left in order.
 """
 
@@ -130,7 +130,8 @@ class Loop:
         variables, sizes: one for each dimension that is kept, the outermost first.
         reduced, reduced_sizes: one for each dimension that is reduced; none for `pointwise`.
         value: the body.
-        kind: `pointwise`, or one of `REDUCTIONS`.
+        kind: `pointwise`, one of `REDUCTIONS`, or one of `ALONG_ROWS`: then the value is such a
+            term, and `index` is over the reduced variables too.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
         mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
@@ -153,6 +154,13 @@ class Loop:
     @property
     def is_reduction(self) -> bool:
         """Whether rows become one element."""
+        return self.kind in REDUCTIONS
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it goes through rows: it reduces them, or its elements are made of several of
+        their row.
+        """
         return self.kind != POINTWISE
 
     @property

@@ -12,6 +12,9 @@ computed of it is computed once::
                    with its loads masked; else the other value
     check_bounds   arguments (index,), details (("size", size),): the index,
                    asserted to be at least 0 and below the size
+    scan           arguments: an element of the row for each operand, details (combination, place):
+                   one result of combining all elements of the row up to this one
+    argument       details (number,): an argument of a combination
     other names    an operator of `operation_text`; details are its options, (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.
@@ -19,7 +22,7 @@ Lowerings make terms, `kernel_body` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
@@ -32,7 +35,12 @@ from bundler.errors import UnsupportedOperator
 Argument = Union["Term", int, float, bool]
 # Buffer, index, and the symbols of the index that stand for values.
 Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
-STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
+SCAN = "scan"
+#: Operators whose value at an element is made of other elements of its row.
+ALONG_ROWS = frozenset({SCAN})
+STRUCTURAL = frozenset(
+    {"load", "index_expr", "constant", "masked", "check_bounds", "argument", *ALONG_ROWS}
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +65,33 @@ class Term:
     def terms(self) -> tuple[Term, ...]:
         """The arguments that are terms."""
         return tuple(argument for argument in self.arguments if isinstance(argument, Term))
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How a scan combines what lies to the left of a place in a row with what lies to the right.
+
+    Attributes:
+        results: a term for each operand, over `argument`s: those of the left side, numbered from 0,
+            then those of the right side. It is associative.
+    """
+
+    results: tuple[Term, ...]
+
+    def __repr__(self) -> str:
+        # Terms are told apart by their details' text: a number is as good as the whole tree.
+        return f"Combination{[term.number for term in self.results]}"
+
+    def applied(self, pool: TermPool, values: Sequence[Term]) -> list[Term]:
+        """Return the results for values in the place of the arguments."""
+        made: dict[Term, Term] = {}
+        for term in in_order_of(self.results):
+            if term.operator == "argument":
+                made[term] = values[term.details[0]]
+                continue
+            arguments = tuple(made[a] if isinstance(a, Term) else a for a in term.arguments)
+            made[term] = pool.make(term.operator, arguments, term.dtype, term.details)
+        return [made[term] for term in self.results]
 
 
 class TermPool:
@@ -234,6 +269,15 @@ def in_order(root: Term, known: Container[Term] = ()) -> Iterator[Term]:
             continue
         stack.pop()
         if term not in seen:
+            seen.add(term)
+            yield term
+
+
+def in_order_of(roots: Iterable[Term]) -> Iterator[Term]:
+    """Yield the terms of several bodies as `in_order` does, each once."""
+    seen: set[Term] = set()
+    for root in roots:
+        for term in in_order(root, seen) if root not in seen else ():
             seen.add(term)
             yield term
 

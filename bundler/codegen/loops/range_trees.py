@@ -83,7 +83,7 @@ class IterationSpace:
         """Return the dimensions that a loop runs over: all, or those that are kept; None where it
         fits neither.
         """
-        if loop.is_reduction:
+        if loop.has_rows:
             fits = self.reduced is not None and numel(loop.reduced_sizes) == self.reduced.numel
             return self.dimensions if fits and numel(loop.sizes) == self._numel(self.kept) else None
         # A pointwise loop beside a reduction runs over all elements, or once for each row.
@@ -102,7 +102,7 @@ class IterationSpace:
         domain = self.domain(loop)
         if domain is None:
             return None
-        if loop.is_reduction:
+        if loop.has_rows:
             assert self.reduced is not None
             kept, inner = (
                 _laid(loop.variables, loop.sizes, self.kept),

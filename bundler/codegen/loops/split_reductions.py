@@ -94,7 +94,7 @@ def pieces_of(loop: Loop) -> RowPieces | None:
     if rows != 1 and runs is None:
         return None
     across = rows != 1 and not runs
-    wanted = _wanted_across(int(rows), int(row)) if across else _wanted_along(int(rows), int(row))
+    wanted = _wanted_across(int(rows), int(row)) if across else pieces_along(int(rows), int(row))
     count = _even_count(int(row), wanted)
     # A last piece that is shorter reads the identity beyond the row's end.
     if count is None and loop.kind in _PLAIN:
@@ -104,7 +104,7 @@ def pieces_of(loop: Loop) -> RowPieces | None:
     return RowPieces(count, -(-int(row) // count), across)
 
 
-def _wanted_along(rows: int, row: int) -> int:
+def pieces_along(rows: int, row: int) -> int:
     """Return how many pieces keep the device busy where memory runs along the rows; 1 where the
     rows do.
     """

@@ -23,6 +23,7 @@ from bundler.codegen.lowerings.pointwise_lowerings import POINTWISE
 from bundler.codegen.lowerings.pooling_lowerings import POOLS
 from bundler.codegen.lowerings.random_lowerings import RANDOM
 from bundler.codegen.lowerings.reduction_lowerings import REDUCTIONS_BY_NAME
+from bundler.codegen.lowerings.scan_lowerings import SCANS
 from bundler.codegen.lowerings.scatter_lowerings import SCATTERING
 from bundler.codegen.lowerings.special_lowerings import SPECIAL
 from bundler.codegen.lowerings.view_lowerings import VIEWS, sliced, without
@@ -118,7 +119,7 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     for table in (POINTWISE, INDEXING, SCATTERING):
         if name in table:
             return (table[name](builder, call),)
-    for several in (SPECIAL, REDUCTIONS_BY_NAME, RANDOM, POOLS):
+    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, RANDOM, POOLS):
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)

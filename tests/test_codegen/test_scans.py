@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scans: their cases run with pytest in a process in which Triton interprets; they compile for GPUs
+of both makers, and rows that no kernel suits are called.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch._higher_order_ops.associative_scan import associative_scan_op  # noqa: E402
+
+from bundler.codegen import generate  # noqa: E402  # needs torch
+
+HERE = Path(__file__).parent
+LIMIT_S = 580
+
+
+def scanned_by_the_user(*tensors):
+    """Return a scan with a function of two operands."""
+
+    def combine(a0, a1, b0, b1):
+        return [torch.sigmoid(a0) * b0, torch.where(b0 > a0, b0, a1)]
+
+    return associative_scan_op(combine, [tensor.t() for tensor in tensors], ())
+
+
+def passed(tmp_path, *arguments):
+    """Run cases in Triton's interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / "scan_cases.py", *arguments]
+    done = subprocess.run(
+        command,
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+def test_some_scans_are_torchs(tmp_path):
+    """Rows without elements, a scan in two passes, one behind a mask."""
+    passed(tmp_path, "-k", "without_elements or waits_for or who_reads")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_all_scans_are_torchs(tmp_path):
+    """Each case of the file."""
+    passed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dynamic", "expected"),
+    [
+        ((2, 1024), False, []),
+        ((2, 1025), False, []),
+        ((9000, 1000), False, []),
+        ((2, 100_000), False, []),
+        ((4, 30), True, []),
+        ((2, 100_000), True, ["aten.cumsum.default"]),
+    ],
+)
+def test_few_long_rows_whose_sizes_change_are_called(sizes, dynamic, expected):
+    """One program a row would be far slower than torch, and no number of pieces suits every
+    call.
+    """
+    program = generate(lambda a: a.cumsum(1) + 1, [torch.zeros(sizes)], dynamic=dynamic)
+    assert [fallback.operator for fallback in program.fallbacks] == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: (a * 2).cumsum(1) + 1,
+        lambda a: a.double().cumprod(1),
+        lambda a: a.bfloat16().cummax(1),
+        lambda a: (a > 0).cummin(1),
+        lambda a: a.logcumsumexp(1),
+        lambda a: a.long().cumsum(1, dtype=torch.int8),
+        lambda a: scanned_by_the_user(a, a.exp()),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(600, 100), (600, 3000), (2, 30_000)])
+def test_scans_compile_for_both_makers(function, sizes):
+    """Held rows, looped ones, and rows in pieces."""
+    program = generate(function, [torch.zeros(sizes)])
+    assert not program.fallbacks
+    built = program.build(["cuda:90", "hip:gfx942"])
+    assert len(built.kernels) == 2 * len(program.kernels)
+
+
+def test_both_results_of_a_scan_come_from_one():
+    """The extreme and its place share a kernel, and the loop in it."""
+    program = generate(lambda a: torch.cummax(a * 2, 1), [torch.zeros(300, 3000)])
+    (source,) = program.sources.values()
+    assert source.count("tl.associative_scan(") == 1
+    assert source.count("tl.load(") == 1
+
+
+def test_functions_that_combine_are_written_once():
+    """Two running sums of a kernel share one function, a product beside them has its own."""
+
+    def function(a, b):
+        return a.cumsum(1) + b.cumsum(1) + a.cumprod(1)
+
+    program = generate(function, [torch.zeros(300, 100), torch.zeros(300, 100)])
+    (source,) = program.sources.values()
+    assert source.count("def combine_") == 2
+    assert source.count("tl.associative_scan(") == 3
