@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans: their cases run with pytest in a process in which Triton interprets; they compile for GPUs
+"""Scans and sorts: their cases run with pytest in a process in which Triton interprets; they compile for GPUs
 of both makers, and rows that no kernel suits are called.
 """
 
@@ -30,10 +30,10 @@ def scanned_by_the_user(*tensors):
     return associative_scan_op(combine, [tensor.t() for tensor in tensors], ())
 
 
-def passed(tmp_path, *arguments):
+def passed(tmp_path, cases, *arguments):
     """Run cases in Triton's interpreter."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / "scan_cases.py", *arguments]
+    command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / cases, *arguments]
     done = subprocess.run(
         command,
         env={
@@ -52,14 +52,26 @@ def passed(tmp_path, *arguments):
 
 def test_some_scans_are_torchs(tmp_path):
     """Rows without elements, a scan in two passes, one behind a mask."""
-    passed(tmp_path, "-k", "without_elements or waits_for or who_reads")
+    passed(tmp_path, "scan_cases.py", "-k", "without_elements or waits_for or who_reads")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_all_scans_are_torchs(tmp_path):
     """Each case of the file."""
-    passed(tmp_path)
+    passed(tmp_path, "scan_cases.py")
+
+
+def test_some_sorts_are_torchs(tmp_path):
+    """What is sorted is computed, and read."""
+    passed(tmp_path, "sort_cases.py", "-k", "around")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_all_sorts_are_torchs(tmp_path):
+    """Each case of the file."""
+    passed(tmp_path, "sort_cases.py")
 
 
 @pytest.mark.parametrize(
@@ -120,3 +132,34 @@ def test_functions_that_combine_are_written_once():
     (source,) = program.sources.values()
     assert source.count("def combine_") == 2
     assert source.count("tl.associative_scan(") == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stable", "called"),
+    [
+        ((3, 128), True, 0),
+        ((3, 129), True, 1),
+        ((3, 20), True, 0),
+        ((3, 33), False, 0),
+        ((3, 32), False, 1),
+        ((100_000, 100), True, 1),
+    ],
+)
+def test_short_rows_are_sorted_by_kernels(sizes, stable, called):
+    """A long row has too many pairs; of a short one torch has an order of equals of its own, unless
+    that was asked for.
+    """
+    program = generate(lambda a: torch.sort(a, dim=1, stable=stable), [torch.zeros(sizes)])
+    assert len(program.fallbacks) == called
+    assert len(program.kernels) == (0 if called else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_sorts_compile_for_both_makers(dtype):
+    """Rows along memory and across it."""
+    for dim in (0, 1):
+        program = generate(
+            lambda a, dim=dim: torch.sort(a, dim=dim, stable=True),
+            [torch.zeros(100, 100, dtype=dtype)],
+        )
+        assert len(program.build(["cuda:90", "hip:gfx942"]).kernels) == 4
