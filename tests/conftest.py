@@ -333,6 +333,17 @@ def triton_hashed_once(made_once):
 
 
 @pytest.fixture(scope="session")
+def interpreter(triton_hashed_once):
+    """A process with torch and the generator, which runs programs in Triton's interpreter."""
+    # Late: it is found on the path that this module has added.
+    from prepared_process import PreparedProcess
+
+    prepared = PreparedProcess("bundler.codegen.torch_backend", TRITON_INTERPRET="1")
+    yield prepared
+    prepared.close()
+
+
+@pytest.fixture(scope="session")
 def compiled(made_once):
     """Compile the example kernels once a run, in a process of its own, with recording on."""
     if importlib.util.find_spec("triton") is None:

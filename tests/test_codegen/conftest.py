@@ -5,7 +5,6 @@ has to be chosen before Triton is imported.
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,14 +20,13 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def interpreted():
+def interpreted(interpreter):
     """Run a program of this folder in the interpreter, with the other modules here importable."""
 
     def run(program, *arguments, timeout=280):
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
-        command = [sys.executable, str(HERE / program), *map(str, arguments)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = interpreter.run(
+            HERE / program, *arguments, environment=environment, timeout=timeout
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
