@@ -69,6 +69,7 @@ def pytest_configure(config):
     """Refuse to test the checkout where the installed wheel is what counts; let Ctrl-C reach what
     tests start.
     """
+    gc.disable()  # what is imported for the tests stays; see pytest_collection_finish
     # A job in the background of a shell ignores it, and so would every program that it starts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -113,6 +114,13 @@ def pytest_collection_modifyitems(items):
                 raise pytest.UsageError(
                     f"{item.nodeid} has the mark {mark}, but {item.path.name} does not name it"
                 )
+
+
+def pytest_collection_finish():
+    """Spare the collector what was imported for the tests: it looks through torch for 0.3 s."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -178,7 +178,7 @@ def test_without_torch_every_other_command_works_and_this_one_says_what_to_insta
     ), refused.stderr
 
 
-def test_verify_says_what_was_compared_and_where_it_can_run(cli, module, tmp_path):
+def test_verify_says_what_was_compared_and_where_it_can_run(cli, interpreter, module, tmp_path):
     """In the interpreter the program is compared with eager torch; on a CPU without it the error
     names the fix.
     """
@@ -186,13 +186,9 @@ def test_verify_says_what_was_compared_and_where_it_can_run(cli, module, tmp_pat
     refused = cli("generate", *arguments)
     assert refused.exit_code == 1
     assert "set TRITON_INTERPRET=1" in refused.output
-    done = subprocess.run(
-        [sys.executable, "-m", "bundler", "generate", *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    command = ("-m", "bundler", "generate", *arguments)
+    done = interpreter.run(*command, environment=environment, timeout=100)
     assert done.returncode == 0, done.stderr
     verified = json.loads(done.stdout)["verified"]
     assert verified == {"checked": ["output 0 (div)"], "unchecked": {}, "float64": True}
@@ -215,7 +211,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("function", "inputs", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_of_the_user_is_one_message_with_their_line(tmp_path, function, inputs, message):
+def test_a_mistake_of_the_user_is_one_message_with_their_line(
+    interpreter, tmp_path, function, inputs, message
+):
     """No frame of ours or of torch is printed, unless --debug asks for them."""
     pytest.importorskip("torch")
     module = tmp_path / "two.py"
@@ -223,8 +221,8 @@ def test_a_mistake_of_the_user_is_one_message_with_their_line(tmp_path, function
         "class Model:\n    pass\ndef two(x, y): return x + y\ndef bad(x):\n    return x.foo(3)\n"
     )
     arguments = [f"{module}:{function}", *(part for text in inputs for part in ("--input", text))]
-    command = [sys.executable, "-m", "bundler", "generate", *arguments, "--show"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = ("-m", "bundler", "generate", *arguments, "--show")
+    done = interpreter.run(*command, environment=os.environ, timeout=100)
     assert done.returncode == 1
     assert re.search(message, done.stderr), done.stderr
     assert "Traceback" not in done.stderr

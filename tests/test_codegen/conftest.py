@@ -25,9 +25,7 @@ def interpreted(interpreter):
 
     def run(program, *arguments, timeout=280):
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = interpreter.run(
-            HERE / program, *arguments, environment=environment, timeout=timeout
-        )
+        done = interpreter.run(HERE / program, *arguments, environment=environment, timeout=timeout)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

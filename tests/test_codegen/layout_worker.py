@@ -412,7 +412,7 @@ class ChangesWhatIsSaved(torch.nn.Module):
 TRAINED = {
     "ties in bfloat16": (Ties, (2, 5, 6), None, 2e-2),
     "a saved input that is changed": (ChangesWhatIsSaved, (5, 6), None),
-    "decoder block": (GatedBlock, (2, 6, 16), None),
+    "decoder block": (GatedBlock, (2, 6, 16), None, 1e-4, 2),
     "convolutions": (Convolutions, (2, 3, 10, 8), None),
     "convolutions in channels last": (Convolutions, (2, 3, 10, 8), torch.channels_last),
     "residual": (Residual, (2, 3, 16, 12), None),
@@ -466,14 +466,14 @@ def generated(function, inputs, copies=0):
     return found, program.copies - copies
 
 
-def trained(kind, shape, memory_format, tolerance=1e-4):
+def trained(kind, shape, memory_format, tolerance=1e-4, batches=1):
     torch.manual_seed(0)
     model = kind()
     eager, programs = copy.deepcopy(model), []
     options = {"programs": programs}
     compiled = torch.compile(model, backend=triton_bundler, dynamic=False, options=options)
     found = []
-    for batch in (shape[0], shape[0] + 1):
+    for batch in range(shape[0], shape[0] + batches):
         x = small((batch, *shape[1:]))
         if memory_format is not None:
             x = x.contiguous(memory_format=memory_format)

@@ -5,7 +5,10 @@ them in every process.
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,28 +44,19 @@ SIGMAS = 4.0
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    """What two processes draw."""
-    import os
-    import subprocess
-    from pathlib import Path
-
-    here = Path(__file__).parent
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(here)}
-    found = []
-    for number in range(2):
-        folder = tmp_path_factory.mktemp(f"process{number}")
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(here / "random_number_worker.py"),
-            str(folder),
-        ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+def reports(tmp_path_factory, interpreter):
+    """What two processes draw; the second has nothing in common with the first, hashes of strings
+    neither.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = Path(__file__).with_name("random_number_worker.py")
+    folders = [tmp_path_factory.mktemp(f"process{number}") for number in range(2)]
+    one = interpreter.run(program, folders[0], environment=environment, timeout=200)
+    command = [sys.executable, "-W", "ignore", str(program), str(folders[1])]
+    other = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    for done in (one, other):
         assert done.returncode == 0, done.stderr[-3000:]
-        found.append(json.loads(done.stdout))
-    return found
+    return [json.loads(done.stdout) for done in (one, other)]
 
 
 @needs_torch

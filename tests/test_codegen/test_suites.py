@@ -5,6 +5,7 @@ of them.
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -291,12 +292,22 @@ def test_shards_are_all_cases_and_each_once():
     assert min(map(len, shards)) > len(names) / 14
 
 
-def cases_of_suites(run_tool, tmp_path, *arguments, timeout=280):
-    """Run cases, and return the finished process and the result."""
-    out = tmp_path / "suites.json"
-    done = run_tool("codegen suites", "--out", out, *arguments, timeout=timeout)
-    assert out.exists(), done.stderr[-2000:]
-    return done, json.loads(out.read_text())
+@pytest.fixture
+def cases_of_suites(monkeypatch, tmp_path):
+    """Run cases in worker processes, and return the status and the result; the lists of torch are
+    imported here once for all tests of this file.
+    """
+    for name in ("CODEGEN_SUITES_DEVICE", "OMP_NUM_THREADS", "PYTHONWARNINGS", "TRITON_INTERPRET"):
+        monkeypatch.setenv(name, "")
+    # A worker imports what this process has on its path.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    def run(*words):
+        out = tmp_path / "suites.json"
+        monkeypatch.setattr("sys.argv", ["suites", "--out", str(out), *map(str, words)])
+        return suites.main(), json.loads(out.read_text())
+
+    return run
 
 
 # Element-wise operators, reductions, views, products, convolutions, and a module with running
@@ -314,33 +325,26 @@ SAMPLE = (
 )
 
 
-def test_operators_of_torch_are_right_as_programs(run_tool, tmp_path):
-    """A small part of the lists, each dtype and mode: none wrong, none raised; a second run takes
-    the verdicts of the first from the journal.
-    """
+def test_operators_of_torch_are_right_as_programs(cases_of_suites):
+    """A small part of the lists, each dtype and mode: none wrong, none raised."""
     only = [word for pattern in SAMPLE for word in ("--only", pattern)]
-    done, result = cases_of_suites(run_tool, tmp_path, *only)
-    assert (done.returncode, result["wrong"], result["raises"]) == (0, {}, {}), done.stdout
+    status, result = cases_of_suites(*only)
+    assert (status, result["wrong"], result["raises"]) == (0, {}, {})
     assert result["not_run"] == 0
     assert result["operators"] == {"op_db": 7, "module_db": 1}
     assert result["counts"]["op_db"]["right"] > 20
     assert result["unchecked"] == ["op_db/empty_like/float32/plain/0"]
-    again, same = cases_of_suites(run_tool, tmp_path, "--resume", *only)
-    assert again.returncode == 0
-    assert same["counts"] == result["counts"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_a_shard_of_the_lists_is_right_as_programs(run_tool, tmp_path):
+def test_a_shard_of_the_lists_is_right_as_programs(cases_of_suites):
     """About five minutes of the lists: none wrong, and none raised that the list of exceptions does
     not name.
     """
     workers = min(2, os.cpu_count() or 1)
-    done, result = cases_of_suites(
-        run_tool, tmp_path, "--shard", "7/12", "--workers", workers, timeout=690
-    )
-    assert (done.returncode, result["wrong"], result["raises"]) == (0, {}, {}), done.stdout
+    status, result = cases_of_suites("--shard", "7/12", "--workers", workers)
+    assert (status, result["wrong"], result["raises"]) == (0, {}, {})
     assert result["counts"]["op_db"]["right"] > 300
 
 
