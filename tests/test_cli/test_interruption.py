@@ -14,9 +14,9 @@ import pytest
 
 import bundler
 
-# argv: signal, place, numbers, and the command after "--".  Of the calls of the file system that
-# name something below the place, one after another is followed by the signal, each in a forked
-# child that runs the command in a copy of `place`.
+# argv: place, points, and the command after "--".  Of the calls of the file system that name
+# something below the place, one after another is followed by its signal, each in a forked child
+# that runs the command in a copy of `place`.
 _STOPPED = """
 import json, os, shutil, signal, sys
 from bundler.cli import main
@@ -24,9 +24,9 @@ import bundler.cli.app, bundler.lifecycle.restoration, bundler.lifecycle.directo
 from bundler.lifecycle import kernel_reader, kernel_writer
 # The extensions do not go by way of os.
 kernel_reader.compiled_reader = kernel_writer.compiled_writer = lambda: None
-number, place, points, _, *words = sys.argv[1:]
+place, points, _, *words = sys.argv[1:]
 
-def watched(name, counter, point, here):
+def watched(name, counter, number, point, here):
     real = getattr(os, name)
     def call(*args, **kwargs):
         try:
@@ -35,10 +35,10 @@ def watched(name, counter, point, here):
             if any(isinstance(arg, str) and arg.startswith(here) for arg in args):
                 counter.append(name)
                 if len(counter) == point:
-                    os.kill(os.getpid(), int(number))
+                    os.kill(os.getpid(), number)
     setattr(os, name, call)
 
-def run(point):
+def run(number, point):
     here = f"{place}-{point}"
     shutil.copytree(place, here)
     pid = os.fork()
@@ -47,7 +47,7 @@ def run(point):
         os.dup2(os.open(f"{here}.err", os.O_RDWR | os.O_CREAT), 2)
         counter = []
         for name in ("mkdir", "open", "link", "unlink", "rename", "replace", "rmdir"):
-            watched(name, counter, point, here)
+            watched(name, counter, number, point, here)
         sys.argv = ["triton-bundler", *(word.replace(place, here) for word in words)]
         try:
             main()
@@ -55,7 +55,7 @@ def run(point):
             os._exit(end.code or 0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-print(json.dumps({point: run(int(point)) for point in points.split(",")}))
+print(json.dumps([run(number, point) for number, point in json.loads(points)]))
 """
 PLACES = (("store/tmp", ""), ("near/tmp", ""), ("out", ".tmp"), ("cache", "tmp."))
 COMMANDS = {
@@ -116,24 +116,14 @@ def prepared(request, cli, packed, cache, tmp_path):
     return place
 
 
-def stopped(name, number, place, points):
-    """Run a command once for each point, with a signal there; returns point -> exit status."""
+def stopped(name, place, points):
+    """Run a command once for each signal and point, with that signal there; returns the exit
+    statuses.
+    """
     words = [word.replace("PLACE", str(place)) for word in COMMANDS[name]]
+    given = [str(place), json.dumps(points), "--", *words]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            _STOPPED,
-            str(int(number)),
-            str(place),
-            ",".join(map(str, points)),
-            "--",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "-P", "-c", _STOPPED, *given], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -145,19 +135,22 @@ def test_a_signal_leaves_no_temporary_file(prepared, name):
     """Ctrl-C or SIGTERM after any of a command's calls of the file system: no temporary file stays,
     and the status says which.
     """
-    for number, first in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
-        statuses = stopped(name, number, prepared, range(first, 20, 3))
-        assert {*statuses.values()} <= {0, 128 + number}
-        assert sum(status != 0 for status in statuses.values()) > 1, (
-            "the command did fewer calls than the test thinks"
-        )
-        for point, status in statuses.items():
-            place = prepared.with_name(f"{prepared.name}-{point}")
-            assert temporaries(place) == [], f"{number.name} after call {point}"
-            said = f"error: interrupted by {number.name}\n" if status else ""
-            assert place.with_name(f"{place.name}.err").read_text() == said
-            shutil.rmtree(place)
-            place.with_name(f"{place.name}.err").unlink()
+    points = [
+        (number, point)
+        for number, first in ((signal.SIGINT, 1), (signal.SIGTERM, 2))
+        for point in range(first, 20, 3)
+    ]
+    statuses = stopped(name, prepared, points)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        found = [s for (other, _), s in zip(points, statuses, strict=True) if other == number]
+        assert {*found} <= {0, 128 + number}
+        assert sum(map(bool, found)) > 1, "the command did fewer calls than the test thinks"
+    for (number, point), status in zip(points, statuses, strict=True):
+        # No point is one of both signals.
+        place = prepared.with_name(f"{prepared.name}-{point}")
+        assert temporaries(place) == [], f"{number.name} after call {point}"
+        said = f"error: interrupted by {number.name}\n" if status else ""
+        assert place.with_name(f"{place.name}.err").read_text() == said
 
 
 def python(code, *arguments):

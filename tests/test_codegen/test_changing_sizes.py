@@ -29,9 +29,15 @@ def test_functions_of_sizes_have_eager_s_numbers_for_every_size(interpreted, tmp
     assert result["cases"] >= 14
 
 
-def test_slices_that_begin_at_numbers_of_either_sign_have_eager_s_numbers(interpreted, tmp_path):
+@pytest.mark.parametrize(
+    "case",
+    ["one of each", *(pytest.param(c, marks=pytest.mark.slow) for c in ("written", "squared"))],
+)
+def test_slices_that_begin_at_numbers_of_either_sign_have_eager_s_numbers(
+    interpreted, tmp_path, case
+):
     """Also in front of the tensor or beyond it, written and read, backward; nothing is called."""
-    result = json.loads(interpreted("slice_worker.py", tmp_path))
+    result = json.loads(interpreted("slice_worker.py", tmp_path, case))
     assert result == {"wrong": [], "called": [], "whole": []}
 
 

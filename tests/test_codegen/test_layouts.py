@@ -25,7 +25,9 @@ from bundler.runtime.program.run import ProgramRunner  # noqa: E402
 from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 
-@pytest.mark.parametrize("part", ["generated", "trained"])
+@pytest.mark.parametrize(
+    "part", ["generated", "trained", pytest.param("models", marks=pytest.mark.slow)]
+)
 def test_functions_and_gradients_are_those_of_torch(interpreted, tmp_path, part):
     """Numbers, dtypes, strides and shared memory are as torch has them, and no result had to be
     copied for it.
