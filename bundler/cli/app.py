@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`app`: the list of commands, each imported from its module.
+"""`app`: the list of commands, each imported from its module when it is asked for.
 
 `main` in `bundler/cli/__init__.py` calls it.
 """
@@ -7,38 +7,69 @@
 from __future__ import annotations
 
 import platform
+from collections import UserDict
+from importlib import import_module
+from typing import Any
 
 import click
 
 import bundler
-from bundler.cli.builds.build import build
-from bundler.cli.builds.capture_command import capture
-from bundler.cli.builds.generate import generate_command
-from bundler.cli.builds.run import run
-from bundler.cli.bundles.comparison import diff, merge
-from bundler.cli.bundles.extraction import extract
-from bundler.cli.bundles.inspection import inspect, verify
-from bundler.cli.bundles.signatures import key, sign
-from bundler.cli.bundles.tune import tune
 from bundler.cli.command import TALK_OPTIONS, group
-from bundler.cli.demo import demo
-from bundler.cli.doctor import doctor
-from bundler.cli.explain import explain
-from bundler.cli.pack import pack
-from bundler.cli.report.report_command import report
-from bundler.cli.restore import restore
-from bundler.cli.settings_command import config_command
-from bundler.cli.shell_setup import completion, man
-from bundler.cli.stores.image_commands import oci
-from bundler.cli.stores.serve_command import serve
-from bundler.cli.stores.store_upkeep import prune, stats
-from bundler.cli.stores.sync_command import sync
-from bundler.cli.stores.top_command import top
-from bundler.cli.stores.transfer import pull, push, tags
 from bundler.toolchain import identity, ptxas
 
 # Triton has one ptxas up to this compute capability, and another one beyond.
 _ARCH = 90
+# In the order in which a newcomer meets them: the module below `bundler.cli`, and what the command is
+# called there where that is not its name.
+_KERNELS = {
+    "demo": "demo",
+    "run": "builds.run",
+    "build": "builds.build",
+    "generate": "builds.generate:generate_command",
+    "capture": "builds.capture_command",
+    "tune": "bundles.tune",
+    "pack": "pack",
+    "restore": "restore",
+}
+_BUNDLES = {
+    "inspect": "bundles.inspection",
+    "report": "report.report_command",
+    "extract": "bundles.extraction",
+    "verify": "bundles.inspection",
+    "diff": "bundles.comparison",
+    "merge": "bundles.comparison",
+}
+_STORES = {
+    "push": "stores.transfer",
+    "pull": "stores.transfer",
+    "tags": "stores.transfer",
+    "stats": "stores.store_upkeep",
+    "prune": "stores.store_upkeep",
+    "sync": "stores.sync_command",
+    "serve": "stores.serve_command",
+    "top": "stores.top_command",
+    "oci": "stores.image_commands",
+}
+_MACHINE = {
+    "sign": "bundles.signatures",
+    "key": "bundles.signatures",
+    "explain": "explain",
+    "doctor": "doctor",
+    "config": "settings_command:config_command",
+    "completion": "shell_setup",
+    "man": "shell_setup",
+}
+
+
+class CommandModules(UserDict[str, Any]):
+    """Commands by name, each imported when it is asked for: one command's start is half as long
+    without the modules of all others.
+    """
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, attribute = self.data[name].partition(":")
+        command: click.Command = getattr(import_module(f"bundler.cli.{module}"), attribute or name)
+        return command
 
 
 @group(
@@ -48,6 +79,7 @@ _ARCH = 90
     "restore model.tbundle",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[*TALK_OPTIONS],
+    commands=CommandModules(_KERNELS | _BUNDLES | _STORES | _MACHINE),
 )
 @click.option(
     "--version",
@@ -76,12 +108,3 @@ def _tell_version(context: click.Context) -> None:
     click.echo(f"triton-bundler {bundler.__version__}")
     click.echo(", ".join(f"{name} {version or 'not found'}" for name, version in found.items()))
     context.exit()
-
-
-# In the order in which a newcomer meets them.
-_KERNELS = (demo, run, build, generate_command, capture, tune, pack, restore)
-_BUNDLES = (inspect, report, extract, verify, diff, merge)
-_STORES = (push, pull, tags, stats, prune, sync, serve, top, oci)
-_MACHINE = (sign, key, explain, doctor, config_command, completion, man)
-for command in (*_KERNELS, *_BUNDLES, *_STORES, *_MACHINE):
-    app.add_command(command)

@@ -25,6 +25,7 @@ from bundler.lifecycle import kernel_reader, kernel_writer
 # The extensions do not go by way of os.
 kernel_reader.compiled_reader = kernel_writer.compiled_writer = lambda: None
 place, points, _, *words = sys.argv[1:]
+bundler.cli.app.app.commands[words[0]]  # imported once for all children
 
 def watched(name, counter, number, point, here):
     real = getattr(os, name)
@@ -162,14 +163,13 @@ def python(code, *arguments):
 
 _WHILE_IMPORTING = """
 import os, signal, sys
+wanted, sys.argv = sys.argv[1], ["triton-bundler", "tune", "--help"]
 class Interrupting:
     def find_spec(self, name, path, target=None):
-        if name == sys.argv[1]:
+        if name == wanted:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting())
 from bundler.cli import main
-wanted, sys.argv = sys.argv[1], ["triton-bundler", "--help"]
-sys.argv.insert(1, wanted)
 main()
 """
 

@@ -67,7 +67,7 @@ def test_version(cli):
 def test_help_lists_the_commands(cli):
     """--help lists every command, the newcomer's first."""
     text = cli("--help").stdout
-    assert list(app.commands) == COMMANDS
+    assert list(app.commands) == [one.name for one in app.commands.values()] == COMMANDS
     places = [text.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
     assert "..." not in text.partition("\nCommands:")[2]
@@ -113,6 +113,23 @@ finally:
     assert done.returncode == 0
     assert time.monotonic() - started < 5
     assert {"triton", "torch", "redis", "numpy"} & set(json.loads(done.stderr)) == set()
+
+
+def test_a_command_imports_no_other_command():
+    """What a command needs is imported, and not what thirty commands need."""
+    code = """
+import sys
+sys.argv = ["triton-bundler", "tags", "--help"]
+from bundler.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    loaded = {*python(code).stderr.split()}
+    assert "bundler.cli.stores.transfer" in loaded
+    others = {"bundler.cli.builds.build", "bundler.cli.doctor", "bundler.compile", "http.server"}
+    assert loaded & others == set()
 
 
 def test_python_m_bundler_is_the_command(command):
