@@ -40,6 +40,9 @@ sys.path.append(str(ROOT / "tests"))
 # What programs that tests start run first; behind ROOT, so that it shadows nothing.
 CHILD_START = ROOT / "tests" / "child_start"
 sys.path.append(str(CHILD_START))
+# For torch and numpy, here and in what tests start: threads that wait for a part of a small tensor
+# keep a processor busy, which another test has a use for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 _RUN_APART = ("serial", "slow", "release", "toolchain")
 _OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
 _FOREIGN = (

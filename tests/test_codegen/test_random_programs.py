@@ -63,11 +63,8 @@ NAMED = (
 
 @pytest.fixture
 def programs(beside):
-    """The module that draws; its tensors are too small for threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield beside("random_programs")
-    torch.set_num_threads(threads)
+    """The module that draws."""
+    return beside("random_programs")
 
 
 @pytest.mark.parametrize(
