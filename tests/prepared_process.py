@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 
@@ -34,6 +33,7 @@ class PreparedProcess:
             [sys.executable, __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # what was read ahead would be hidden from `select`
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
         )
 
@@ -46,21 +46,22 @@ class PreparedProcess:
             said = [Path(folder, name) for name in ("stdout", "stderr")]
             order = [line, dict(environment), os.getcwd(), [*map(str, said)]]
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-            number = self._answer(time.monotonic() + timeout)
+            number = self._answer()
             try:
-                status = self._answer(time.monotonic() + timeout)
+                self._wait(timeout)
             except BaseException:
                 os.killpg(number, signal.SIGKILL)
-                self._process.stdout.readline()
+                self._answer()
                 raise
+            status = self._answer()
             return subprocess.CompletedProcess(line, status, *(path.read_text() for path in said))
 
-    def _answer(self, until):
-        pipe = self._process.stdout
-        if not select.select([pipe], [], [], max(until - time.monotonic(), 0))[0]:
+    def _wait(self, timeout):
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
             raise TimeoutError("the program takes too long")
-        return json.loads(pipe.readline())
+
+    def _answer(self):
+        return json.loads(self._process.stdout.readline())
 
     def close(self):
         """End the process."""
