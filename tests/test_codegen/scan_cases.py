@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans of generated programs against torch, in Triton's interpreter; `test_scans.py` runs these
-with pytest in a process of their own.
+"""Scans of generated programs against torch, in Triton's interpreter, or on a GPU without
+`TRITON_INTERPRET=1`; `test_scans.py` runs these with pytest in a process of their own.
 """
 
 import math
+import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._higher_order_ops.associative_scan import associative_scan_op
@@ -14,14 +16,15 @@ from torch._higher_order_ops.associative_scan import associative_scan_op
 from bundler.codegen import generate
 from bundler.errors import UnsupportedOperator
 
-# Around the ends of the blocks that hold a row, and of those that a loop goes through.
+# Around the ends of the blocks that hold a row, and of those that a loop goes through: of 2,048.
 LENGTHS = (1, 2, 63, 64, 65, 1024, 1025, 2049)
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
 def numbers(*sizes, dtype=torch.float32):
     generator = torch.Generator().manual_seed(sum(sizes))
-    made = torch.randn(sizes, generator=generator) * 3
+    made = (torch.randn(sizes, generator=generator) * 3).to(DEVICE)
     return made > 0 if dtype is torch.bool else made.to(dtype)
 
 
@@ -82,11 +85,11 @@ def test_scans_of_any_rows_are_torchs(name, length, others, place, layout, negat
     compared(lambda a: function(a, dim), LAYOUTS[layout](numbers(*sizes)), tolerance=3e-5)
 
 
-@settings(max_examples=3, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1199), st.sampled_from(ODD)), max_size=6))
+@settings(max_examples=2, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2099), st.sampled_from(ODD)), max_size=6))
 def test_nan_and_infinities_are_where_torch_has_them(places):
     """Behind a NaN all is NaN, in later blocks of a row too; of equal extremes the last counts."""
-    values = numbers(1, 1200).round()
+    values = numbers(1, 2100).round()
     for place, odd in places:
         values[0, place] = odd
     compared(
@@ -95,7 +98,6 @@ def test_nan_and_infinities_are_where_torch_has_them(places):
             *a.cummin(1),
             a.cumsum(1),
             a.logcumsumexp(1),
-            (-a).logcumsumexp(1),
         ),
         values,
     )
@@ -115,7 +117,7 @@ def test_nan_and_infinities_are_where_torch_has_them(places):
         torch.bfloat16,
     ],
 )
-@pytest.mark.parametrize("length", [40, 1100])
+@pytest.mark.parametrize("length", [40, 2100])
 def test_scans_of_other_dtypes_are_torchs(dtype, length):
     """Integers wrap as torch's do; 16-bit floats are added in float32."""
     tolerance = 2e-2 if dtype in {torch.float16, torch.bfloat16} else 1e-5
@@ -150,19 +152,22 @@ def test_few_long_rows_are_cut():
 def test_a_scan_that_waits_for_a_reduction_is_done_again():
     """A later pass over the row needs the running sums, which no memory has."""
     program = compared(
-        lambda a: a.cumsum(1) / a.abs().cumsum(1).sum(1, keepdim=True), numbers(3, 1500)
+        lambda a: a.cumsum(1) / a.abs().cumsum(1).sum(1, keepdim=True), numbers(1, 2500)
     )
     assert len(program.kernels) == 1
 
 
 def test_who_reads_a_part_of_a_scan_does_not_change_it():
-    """A mask of the reader is none of the elements that are scanned."""
+    """A mask of the reader is none of the elements that are scanned, so one scan serves all."""
 
     def function(a, b):
-        return torch.cat([b[:, :900], (a.exp() + a).cumsum(1)[:, 900:]], 1) * 2
+        summed = (a.exp() + a).cumsum(1)
+        return summed + 1, F.pad(summed[:, 900:], (900, 0)) * b
 
-    assert len(compared(function, numbers(2, 1000), numbers(2, 1000)).kernels) == 1
-    compared(function, numbers(2, 1100), numbers(2, 1100))
+    for length in (1000, 2100):
+        program = compared(function, numbers(2, length), numbers(2, length))
+        (source,) = program.sources.values()
+        assert source.count("tl.associative_scan(") == 1
 
 
 def test_sizes_may_change():
@@ -180,7 +185,7 @@ def test_an_input_is_scanned_in_place():
         a.cumsum_(1)
         return a.sum(1)
 
-    for values in (numbers(3, 50), numbers(3, 1500), numbers(1500, 3).t().contiguous()):
+    for values in (numbers(3, 50), numbers(1, 4500), numbers(1500, 3).t().contiguous()):
         program = generate(function, [values])
         given, right = values.clone(), values.clone()
         found = results(program.run(given))
@@ -203,7 +208,7 @@ def gated(keep, added):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kernels"), [((3, 70), 1), ((2, 1200), 1), ((2, 40, 3), 2), ((2, 100, 3), 2)]
+    ("sizes", "kernels"), [((3, 70), 1), ((1, 2100), 1), ((2, 40, 3), 2), ((2, 100, 3), 2)]
 )
 def test_a_scan_with_the_users_function_is_torchs(sizes, kernels):
     """Along memory and across it, held and looped, and torch.compile's."""
@@ -230,11 +235,11 @@ def test_users_functions_of_other_dtypes():
             one.contiguous() for one in associative_scan_op(combine, [*given], ())
         )
 
-    compared(scan(lambda a, b: [a ^ b]), numbers(1100, 1, dtype=torch.bool))
+    compared(scan(lambda a, b: [a ^ b]), numbers(2100, 1, dtype=torch.bool))
     compared(scan(lambda a, b: [torch.maximum(a, b)]), numbers(70, 2, dtype=torch.int8))
     compared(scan(lambda a, b: [a * b]), numbers(70, 2, dtype=torch.uint8))
     halves = (numbers(90, 2) / 4).half()
-    places = torch.arange(180).view(90, 2)
+    places = torch.arange(180, device=DEVICE).view(90, 2)
     compared(
         scan(lambda a, i, b, j: [torch.where(a >= b, a, b), torch.where(a >= b, i, j)]),
         halves,

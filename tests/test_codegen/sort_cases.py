@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorts of generated programs against torch, in Triton's interpreter; `test_scans.py` runs these
-with pytest in a process of their own.
+"""Sorts of generated programs against torch, where `scan_cases` runs its own; `test_scans.py` runs
+these with pytest in a process of their own.
 """
 
 import math

@@ -30,15 +30,15 @@ def scanned_by_the_user(*tensors):
     return associative_scan_op(combine, [tensor.t() for tensor in tensors], ())
 
 
-def passed(tmp_path, cases, *arguments):
-    """Run cases in Triton's interpreter."""
+def passed(tmp_path, cases, *arguments, interpreted="1"):
+    """Run cases in Triton's interpreter, or on a GPU."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
     command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / cases, *arguments]
     done = subprocess.run(
         command,
         env={
             **os.environ,
-            "TRITON_INTERPRET": "1",
+            "TRITON_INTERPRET": interpreted,
             "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         },
         cwd=tmp_path,
@@ -72,6 +72,15 @@ def test_some_sorts_are_torchs(tmp_path):
 def test_all_sorts_are_torchs(tmp_path):
     """Each case of the file."""
     passed(tmp_path, "sort_cases.py")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py"])
+def test_all_are_torchs_on_a_gpu(tmp_path, cases):
+    """Compiled kernels combine in the order of a tree, which the interpreter does not."""
+    passed(tmp_path, cases, interpreted="0")
 
 
 @pytest.mark.parametrize(
