@@ -53,7 +53,7 @@ _OPTIONS = GenerateOptions()
 _TRACED = frozenset({"plain", "sliced", "transposed", "dynamic"})
 # Operators of a graph that larger ones are not changed by: each change generates all of it.
 _MOST_NODES = 400
-_MODELS = ("BertForMaskedLM", "GPT2ForSequenceClassification", "T5Small", "LlamaForCausalLM")
+_MODELS = ("BertForMaskedLM", "GPT2ForSequenceClassification", "T5Small", "Llama-3.2-1B")
 
 
 def main() -> int:

@@ -57,9 +57,9 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
             yield {"status": "", "inductor": _inductor(subject)}
             return
         if inductor.startswith("time"):
-            times = model_times.measured(subject, graphs="graphs" in inductor)
-            if inductor == "time":
-                times["second"] = second_start.measured(library, name, mode, device)
+            graphs = "graphs" in inductor
+            task = () if graphs else (library, name, mode, device)
+            times = model_times.measured(subject, *task, graphs=graphs)
             yield {"status": "", "times": times}
             return
         if inductor.startswith(second_start.ASKED):
