@@ -167,11 +167,10 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     tensors = (query, key, value)
-    heads_agree = len({tensor.shape[-3] for tensor in tensors if tensor.dim() == _RANK}) == 1
     head = query.shape[-1]
     fits = (
-        heads_agree
-        and all(tensor.dim() == _RANK and tensor.shape[-1] == head for tensor in tensors)
+        all(tensor.dim() == _RANK and tensor.shape[-1] == head for tensor in tensors)
+        and all(tensor.shape[-3] == query.shape[-3] for tensor in tensors)
         and all(tensor.dtype == query.dtype and tensor.stride(-1) == 1 for tensor in tensors)
         and head % _HEAD_MULTIPLE == 0
     )

@@ -175,6 +175,17 @@ def test_attention_is_chosen_by_a_rule(dtype, mask, expected):
     assert expected in called(program)
 
 
+def test_attention_of_sizes_that_change_is_chosen_too():
+    """Heads are compared as the symbols that they are."""
+    program = generate(
+        lambda q, k: F.scaled_dot_product_attention(q, k, k),
+        [torch.randn(3, 2, 16, 16), torch.randn(3, 2, 12, 16)],
+        dynamic=True,
+        device="cuda",
+    )
+    assert "_scaled_dot_product_efficient_attention" in called(program)
+
+
 def test_another_name_than_a_device_s_is_refused():
     """The error says what there is."""
     for name in ("gpu", "mps", "meta"):

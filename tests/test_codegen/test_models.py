@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tools.codegen import model_cases, model_process, models  # noqa: E402
+from tools.codegen import model_cases, model_process, models, second_start  # noqa: E402
 from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
 
 
@@ -387,3 +387,20 @@ def test_models_of_transformers_are_trained_as_in_eager_mode(name):
     found = judged("transformers", name, "training")
     assert found["status"] == "right", found
     assert found["as_torch_has_them"] == []
+
+
+def test_a_second_start_is_told_without_what_torch_does_before():
+    """Dynamo's part is that of its frames outside of the backend, AOTAutograd's that outside of the
+    compilers; a warm Inductor has no part of AOTAutograd's.
+    """
+    frames = {"_compile.compile_inner": 9.0, "OutputGraph.call_user_compiler": 6.0}
+    ours = frames | {"create_aot_dispatcher_function": 5.0}
+    assert second_start._by_torch(ours, inside=1.0) == 3.0 + 4.0
+    cold = ours | {"compile_fx.<locals>.fw_compiler_base": 4.5}
+    assert second_start._by_torch(cold, inside=0.0) == 3.0 + 0.5
+    assert second_start._by_torch(frames, inside=0.0) == 3.0
+    sides = {
+        "ours": {"whole_s": 3.0, "rest_s": 1.0},
+        "inductor": {"whole_s": 4.0, "rest_s": 2.0},
+    }
+    assert second_start.ratios(sides) == {"second start": 0.75, "second start's rest": 0.5}

@@ -186,6 +186,17 @@ def test_what_is_not_known_has_no_key():
     assert keys.graph_key(module, OPTIONS) is None
 
 
+def on_a_gpu():
+    """Return a graph for a GPU that reads tensors and numbers of the host."""
+    made = trace(
+        lambda x: x * torch.tensor(0.3) + torch.arange(8).log1p().to(x.device),
+        (torch.zeros(6, 8),),
+        device="cuda",
+    )
+    made.meta.pop(RETURNED_INPUTS)
+    return made
+
+
 def found_with(seed, changes=25):
     """Judge a few graphs, and changes of each that are drawn."""
     found = Found(random.Random(seed), changes)
@@ -193,6 +204,7 @@ def found_with(seed, changes=25):
         ("softmax", graph()),
         ("changing", graph(dynamic=True)),
         ("gathered", graph(lambda x, y: x[:, y.long()].cumsum(0) * torch.tensor(2.0))),
+        ("host", on_a_gpu()),
         ("views", graph(lambda x, y: (x.t().reshape(4, 12).sum(0), x[1:, ::2] - y[::2]))),
     ):
         found.name = name
