@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import operator
 import platform
@@ -43,6 +42,7 @@ from bundler.codegen.lower import NarrowGuard, example_of, narrow_guard, number_
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import FormatError
 from bundler.project import VERSION
+from bundler.toolchain.identity import installed_triton
 
 SCHEMA = 1
 # Of `GenerateOptions`: names, places, and what is done beside a run.
@@ -176,17 +176,20 @@ def _generator() -> str:
 
 @functools.cache
 def _libraries() -> str:
-    versions = (importlib.metadata.version(name) for name in ("triton", "sympy"))
-    return " ".join((torch.__version__, str(torch.version.git_version), *versions, _python()))
+    triton = installed_triton()
+    versions = (
+        torch.__version__,
+        torch.version.git_version,
+        triton.release if triton is not None else None,
+        sympy.__version__,
+        platform.python_version(),
+    )
+    return " ".join(map(str, versions))
 
 
 def _state() -> str:
     deterministic = torch.are_deterministic_algorithms_enabled()
     return f"{deterministic} {torch.get_default_dtype()} {torch.backends.cudnn.enabled}"
-
-
-def _python() -> str:
-    return platform.python_version()
 
 
 class _Lines:
