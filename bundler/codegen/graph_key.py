@@ -180,6 +180,8 @@ def _libraries() -> str:
     versions = (
         torch.__version__,
         torch.version.git_version,
+        torch.version.cuda,
+        torch.version.hip,  # a GPU of AMD is called cuda, too
         triton.release if triton is not None else None,
         sympy.__version__,
         platform.python_version(),

@@ -145,7 +145,11 @@ def test_settings_decide_the_key(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(keys, "_generator", lambda: "another text of ours")
         found.add(key(module))
-    assert len(found) == 7
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.version, "hip", "6.4")
+        patched.setattr(keys, "_libraries", keys._libraries.__wrapped__)
+        found.add(key(module))
+    assert len(found) == 8
 
 
 def test_sizes_that_change_decide_the_key():
