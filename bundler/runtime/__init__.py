@@ -67,7 +67,7 @@ _MODULE_OF_NAME = {
     "can_launch": "launch.plans.plan_builder",
     "handles_on": "tuning.candidate_compiler",
     "load": "launch.bundle_kernels",
-    "load_program": "program.run",
+    "load_program": "program.bundle_programs",
     "open_driver": "launch.drivers.driver_opening",
 }
 
