@@ -193,6 +193,7 @@ def options(**overrides):
         "no_inductor": True,
         "inductor_only": False,
         "time": False,
+        "graphs": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})

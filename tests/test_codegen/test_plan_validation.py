@@ -18,7 +18,7 @@ from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
-from bundler.runtime.program import run as program_run
+from bundler.runtime.program import bundle_programs
 from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import (
     Allocate,
@@ -305,7 +305,7 @@ def test_a_record_chooses_among_the_candidates_of_a_kernel(records, expected):
     """The record has to be of the same source on such a device, and of a candidate that was built;
     else the first is launched.
     """
-    choice = program_run._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)
+    choice = bundle_programs._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)
     assert choice.blocks == {"XBLOCK": expected}
 
 
