@@ -188,6 +188,8 @@ class TorchGraphs:
         """Return what makes new tensors of a tensor's memory."""
         sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
         make = self._reinterpreted
+        if _is_nowhere(tensor):
+            return lambda: tensor.clone()
         if make is None or tensor.is_neg() or tensor.is_conj():
             return lambda: self._torch.ops.aten.alias.default(tensor)
         return lambda: make(tensor, sizes, strides, 0)
@@ -199,6 +201,9 @@ class TorchGraphs:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             name = storage._cdata  # noqa: SLF001
+            if _is_nowhere(tensor):
+                found.append(tensor.clone())
+                continue
             if name not in storages:
                 storages[name] = storage.clone()
             new = self._torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -209,7 +214,11 @@ class TorchGraphs:
 
     def copy(self, targets: list[Any], sources: list[Any]) -> None:
         """Copy tensors, in as few launches as can be."""
-        self._torch._foreach_copy_(targets, sources)  # has no other name
+        try:
+            self._torch._foreach_copy_(targets, sources)
+        except NotImplementedError:  # of a dtype as complex32
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
 
     def recognizer(self, tensors: Sequence[Any]) -> Callable[..., bool] | None:
         """Return what says whether other tensors have the types, dtypes, sizes, strides, devices
@@ -224,3 +233,8 @@ class TorchGraphs:
         )
         found: Callable[..., bool] = made.check
         return found
+
+
+def _is_nowhere(tensor: Any) -> bool:
+    """Whether a tensor has no memory: one without elements, or of zeros that torch stores not."""
+    return tensor.numel() == 0 or bool(tensor._is_zerotensor())  # noqa: SLF001

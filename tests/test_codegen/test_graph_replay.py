@@ -177,6 +177,28 @@ def test_copies_of_lazy_results_are_lazy_too():
     assert run.graph_use.replays > 4
 
 
+def test_results_that_are_stored_nowhere():
+    """One without elements, and zeros that torch does not store: torch copies neither's memory."""
+    graphs = Graphs()
+    nothing, zeros = torch.empty(0, 3), torch._efficientzerotensor(2, 3)
+    for found in (graphs.copies([nothing, zeros]), [graphs.same(nothing)(), graphs.same(zeros)()]):
+        assert found[0].shape == (0, 3)
+        assert torch.equal(found[1], torch.zeros(2, 3))
+
+
+def test_inputs_of_a_dtype_that_torch_copies_one_by_one():
+    """A list of complex32 is refused by the function that copies lists."""
+    targets, sources = [torch.zeros(3)], [torch.ones(3)]
+
+    def refusing(*_):
+        raise NotImplementedError
+
+    graphs = Graphs()
+    graphs._torch = SimpleNamespace(_foreach_copy_=refusing)
+    graphs.copy(targets, sources)
+    assert torch.equal(targets[0], sources[0])
+
+
 def test_a_view_of_a_result_keeps_it_too():
     """Who has a part of a result has its memory."""
     run, kept = runner(product, inputs()), []
