@@ -189,7 +189,8 @@ class TorchGraphs:
         sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
         make = self._reinterpreted
         if _is_nowhere(tensor):
-            return lambda: tensor.clone()
+            found: Callable[[], Any] = tensor.clone
+            return found
         if make is None or tensor.is_neg() or tensor.is_conj():
             return lambda: self._torch.ops.aten.alias.default(tensor)
         return lambda: make(tensor, sizes, strides, 0)
