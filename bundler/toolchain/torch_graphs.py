@@ -70,6 +70,7 @@ class _SharedMemory:
 
 # By device and stream; of all programs.
 _shared_memory: defaultdict[tuple[Any, int], _SharedMemory] = defaultdict(_SharedMemory)
+# Graphs whose capture failed.
 _failed: list[Any] = []
 
 
@@ -119,6 +120,13 @@ class TorchGraphs:
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a tensor of torch."""
         return isinstance(value, self._torch.Tensor)
+
+    @property
+    def age(self) -> int:
+        """A number that grows when graphs of before are no longer to be launched: they would draw
+        random numbers from a state that torch's generator does not have any more.
+        """
+        return len(_failed)
 
     def stream(self) -> int:
         """Return the handle of the stream that launches go to now."""

@@ -46,9 +46,14 @@ class Graphs(TorchGraphs):
         self.now, self.capturing = 7, False
         self.is_capturing = lambda: self.capturing
         self.is_grad_enabled = torch.is_grad_enabled
+        self.old = 0
         #: Inputs that a capture must leave as they are.
         self.changed = []
         self._captured = []
+
+    @property
+    def age(self):
+        return self.old
 
     def stream(self):
         return self.now
@@ -344,6 +349,16 @@ def test_another_stream_runs_step_by_step():
     graphs.now, graphs.capturing = 7, True
     right(run(*(given := inputs())), *given)
     assert run.graph_use.replays == 1
+
+
+def test_graphs_of_before_a_capture_that_failed_are_captured_anew():
+    """torch's generator has another state since, which they know nothing of."""
+    graphs = Graphs()
+    run = runner(product, inputs(), graphs)
+    for call in range(8):
+        graphs.old += call == 5
+        right(run(*(given := inputs())), *given)
+    assert (run.graph_use.captures, run.graph_use.replays) == (2, 4)
 
 
 def test_inputs_are_checked_as_ever():

@@ -240,6 +240,7 @@ class _Capture:
 
     Attributes:
         launch: launches it.
+        age: of the graphs when it was captured.
         stream: that it is launched on.
         pool: of that stream.
         places, addresses: of the inputs that are read where they lie.
@@ -253,6 +254,7 @@ class _Capture:
     """
 
     launch: Any
+    age: int
     stream: int
     pool: _Pool
     places: list[int]
@@ -274,7 +276,7 @@ class _Calls:
 
     def __init__(self, runner: GraphRunner, signature: Signature) -> None:
         # The runner has the signature, which has these calls.
-        self._runner = weakref.proxy(runner)
+        self._runner, self._with_graphs = weakref.proxy(runner), runner.with_graphs
         self._graphs: Any = runner._graphs  # noqa: SLF001
         self._plan, self._signature = runner.plan, signature
         self._tensors = [n for n, item in enumerate(self._plan.inputs) if item.spec is not None]
@@ -351,7 +353,7 @@ class _Calls:
         self._captures += 1
         if self._captures > _MOST_CAPTURES:
             self._refuse(f"it was captured {_MOST_CAPTURES} times, and its inputs still move")
-        elif len(self._runner.with_graphs) >= _MOST_GRAPHS:
+        elif len(self._with_graphs) >= _MOST_GRAPHS:
             self._refuse(f"the program has graphs of {_MOST_GRAPHS} other sizes")
         if self._refusal:
             return None
@@ -371,7 +373,7 @@ class _Calls:
             try:
                 with _capture_lock, self._graphs.as_usual():
                     self._capture = self._made(bound, placed, copied, pool, stream)
-                self._runner.with_graphs.add(self)
+                self._with_graphs.add(self)
             # What torch raises where something cannot be captured is of no one type.
             except Exception as error:  # noqa: BLE001
                 _log.warning("a program is not captured: %s", error, exc_info=error)
@@ -417,14 +419,25 @@ class _Calls:
             self._given_numbers = self._numbers_of(placed)
         resting = {n: 0 for n in copied if self._misses[n] < _MOST_MISSES}
         found = _Capture(
-            launch, stream, pool, places, addresses, dict(copied), made, results, held, resting
+            launch,
+            self._graphs.age,
+            stream,
+            pool,
+            places,
+            addresses,
+            dict(copied),
+            made,
+            results,
+            held,
+            resting,
         )
         held.graph = weakref.ref(found)
         return found
 
     def _is_in_place(self, capture: _Capture, inputs: Sequence[Any]) -> bool:
+        """Whether a graph may be launched, and finds its inputs; it is given up where not."""
         addresses = [inputs[number].data_ptr() for number in capture.places]
-        if addresses == capture.addresses:
+        if addresses == capture.addresses and capture.age == self._graphs.age:
             return True
         moved = [
             number
@@ -470,7 +483,7 @@ class _Calls:
         # The GPU may be running it.
         self._graphs.wait()
         self._capture = None
-        self._runner.with_graphs.discard(self)
+        self._with_graphs.discard(self)
 
     def _refuse(self, why: str) -> None:
         self._refusal = self._runner.graph_use.refusal = why
