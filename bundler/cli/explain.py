@@ -171,7 +171,13 @@ def _told(run: Run) -> str:
     who = f"process {first.pid}" + (f" and {len(others)} more" if others else "")
     hits = "" if run.hits is None else f"{wording.count(run.hits, 'hit')}, "
     what = wording.count(len(run.misses), "compile") if run.misses else "nothing was compiled"
-    return f"{who}, started {_when(first.began_s)}: {hits}{what}"
+    failed = (
+        f"; {wording.count(run.failed, 'kernel')} not found, and not compiled either: what the program"
+        " warned of, or raised, says why"
+        if run.failed
+        else ""
+    )
+    return f"{who}, started {_when(first.began_s)}: {hits}{what}{failed}"
 
 
 def _when(at_s: float) -> str:
@@ -186,4 +192,5 @@ def _facts(run: Run) -> dict[str, Any]:
         "started_at_s": first.began_s,
         "hits": run.hits,
         "compiles": len(run.misses),
+        "failed": run.failed,
     }

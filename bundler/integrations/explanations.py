@@ -205,6 +205,12 @@ class Run:
         counts = [process.hits for process in self.processes]
         return None if None in counts else sum(filter(None, counts))
 
+    @property
+    def failed(self) -> int:
+        """How many kernels were not found and not compiled either, as far as the processes told."""
+        told = [(one.missed or 0) - (one.compiled or 0) for one in self.processes]
+        return sum(max(count, 0) for count in told)
+
 
 def latest_run() -> Run | None:
     """Return the latest run on this host, whether it compiled anything or not; None when there was

@@ -397,7 +397,7 @@ class Engine(CacheDelegate):
         """Note what this process found and compiled."""
         counters = self.tally.snapshot()
         self._attempt(
-            partial(self._notes.end, counters.hits, counters.compiles),
+            partial(self._notes.end, counters.hits, counters.compiles, counters.misses),
             "a note of this process was not written",
         )
 

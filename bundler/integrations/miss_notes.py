@@ -85,14 +85,15 @@ class MissNotes:
             self._process.write(self._local)
             sweep_processes(self._local)
 
-    def end(self, hits: int, compiled: int) -> None:
+    def end(self, hits: int, compiled: int, missed: int) -> None:
         """Note what came of this process, if it was noted at all.
 
         Raises:
             OSError: it cannot be written.
         """
         if self._process is not None:
-            self._process._replace(hits=hits, compiled=compiled).write(self._local)
+            found = self._process._replace(hits=hits, compiled=compiled, missed=missed)
+            found.write(self._local)
             self._write_sources()
 
     def reset_after_fork(self) -> None:

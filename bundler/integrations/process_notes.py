@@ -39,8 +39,8 @@ class ProcessNote(NamedTuple):
         began_ns: when its session began.
         lineage: what tells it and its ancestors apart from every other process, itself first; a
             fork counts as its parent.
-        hits, compiled: how many kernels it found and compiled; None while it runs, or when nothing
-            ran at its end.
+        hits, compiled, missed: how many kernels it found, compiled, and did not find; None while it
+            runs, or when nothing ran at its end.
     """
 
     pid: int
@@ -48,6 +48,7 @@ class ProcessNote(NamedTuple):
     lineage: tuple[str, ...] = ()
     hits: int | None = None
     compiled: int | None = None
+    missed: int | None = None
 
     @property
     def began_s(self) -> float:
@@ -79,12 +80,12 @@ class ProcessNote(NamedTuple):
         lineage = found.get("lineage") if isinstance(found, dict) else None
         if not isinstance(lineage, list) or any(type(name) is not str for name in lineage):
             raise ValueError("not a note of a process")
-        numbers = [found.get(name) for name in ("pid", "began_ns", "hits", "compiled")]
+        numbers = [found.get(name) for name in ("pid", "began_ns", "hits", "compiled", "missed")]
         known = numbers[:2] + [number for number in numbers[2:] if number is not None]
         if any(type(number) is not int for number in known):
             raise ValueError("not a note of a process")
-        pid, began_ns, hits, compiled = numbers
-        return cls(pid, began_ns, tuple(lineage), hits, compiled)
+        pid, began_ns, hits, compiled, missed = numbers
+        return cls(pid, began_ns, tuple(lineage), hits, compiled, missed)
 
 
 def read_processes(local: LocalDirectory) -> Iterator[ProcessNote]:

@@ -213,3 +213,29 @@ def test_doctor_warns_of_a_distribution_called_bundler(monkeypatch):
         "problem",
         "pip uninstall bundler, then install triton-bundler again",
     )
+
+
+@pytest.mark.slow
+def test_a_compile_that_fails_is_told_of_the_latest_run(command, store_url, tmp_path):
+    """What was not found and not compiled either left no note of a compile."""
+    settings = {
+        "TRITON_CACHE_MANAGER": plugged.MANAGER,
+        "TRITON_BUNDLER_STORE": store_url,
+        "TRITON_BUNDLER_LOCAL": str(tmp_path / "local"),
+    }
+    code = plugged.PRELUDE + (
+        "import triton.compiler.compiler as compiler\n"
+        "def failing(*_, **__): raise RuntimeError('no assembler')\n"
+        "compiler.ASTSource.make_ir = failing\n"
+        "compile_one('softmax')"
+    )
+    program = [sys.executable, "-P", "-c", code, str(plugged.KERNELS)]
+    env = plugged.environment(store_url, tmp_path / "cache", **settings)
+    done = subprocess.run(
+        program, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S
+    )
+    assert "no assembler" in done.stderr
+    said = command("explain", "--last", env=settings)
+    assert re.search(r": 0 hits, nothing was compiled; 1 kernel not found, and not compiled", said)
+    told = json.loads(command("explain", "--last", "--json", env=settings))["run"]
+    assert (told["hits"], told["compiles"], told["failed"]) == (0, 0, 1)
