@@ -41,6 +41,8 @@ _FIXES: dict[type[BundleStatement | TagStatement], str] = {
 }
 _S = TypeVar("_S", BundleStatement, TagStatement)
 _MAX_BYTES = 16 << 10
+# What is mostly meant where a signature is there.
+_NO_KEYS = "no key is trusted here: TRITON_BUNDLER_KEYS names the folder of keys"
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -307,7 +309,8 @@ class SignaturePolicy:
                 found = signers(envelope, self.keys.public)
                 if not found:
                     others = ", ".join(name[:20] for name, _ in envelope.signatures[:5]) or "nobody"
-                    reasons.append(f"signed by {others}, whom no trusted key stands for")
+                    none = "" if self.keys.by_name else f" ({_NO_KEYS})"
+                    reasons.append(f"signed by {others}, whom no trusted key stands for{none}")
                     continue
                 statement = kind.decode(envelope.payload)
             except FormatError as error:

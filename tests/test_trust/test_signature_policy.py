@@ -97,6 +97,13 @@ def test_what_does_not_count_is_refused_with_the_reason(envelopes, reason):
         policy().require(judgement, "kernels", "bundle x.tbundle")
 
 
+def test_where_no_key_is_trusted_the_reason_says_so():
+    """A folder that is not named is told from a key that is not in it."""
+    found = SignaturePolicy(TrustedKeys({}), epochs=None, now=lambda: NOW, kernels="require")
+    judgement = found.of_bundle([of_bundle()], SUBJECT)
+    assert "(no key is trusted here: TRITON_BUNDLER_KEYS names the folder" in judgement.reason
+
+
 @pytest.mark.parametrize(
     ("scope", "reason"),
     [
