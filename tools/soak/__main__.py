@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from tools.soak.service import ALL, STORES, TAGS_EACH, Service
 RESULT = "soak"
 KERNELS = 24
 SERVICES = 2
+# What services do that leaves something for a prune.
+CHANGES = frozenset({"record", "push", "delete", "sync", "fill"})
 NICE = 10
 KILL_S, RESTART_S = 12.0, 20.0
 SMALL_DISK = "size=2m,mode=700"
@@ -122,9 +124,11 @@ class Soak:
         self.problems: list[str] = []
         self.samples: list[dict[str, Any]] = []
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+        # When each change of a store was heard of, as far back as a grace reaches.
+        self._changes: deque[float] = deque()
         urls = dict(zip(STORES, (f"file://{folder}/store", server.url(**PATIENT)), strict=True))
         # Long beside a push; short beside the run, so that what is pruned evens out.
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "folder": str(folder),
             "urls": urls,
             "cache": str(kernel_variants.cache_of(KERNELS, folder)),
@@ -185,6 +189,8 @@ class Soak:
                 if "end" not in line:
                     continue
                 self.counts[line["end"]] += 1
+                if line["end"] in CHANGES and not line["error"]:
+                    self._changes.append(time.monotonic())
                 if line["error"]:
                     self.counts[f"{line['end']}: {line['error']}"] += 1
                 self.problems += line["problems"]
@@ -196,6 +202,8 @@ class Soak:
         fields = dict(line.split(":", 1) for line in status.splitlines())
         found = {name: _percentiles(taken) for name, taken in self._seconds.items() if taken}
         self._seconds.clear()
+        while self._changes and self._changes[0] < time.monotonic() - self.settings["grace_s"]:
+            self._changes.popleft()
         admin = self.server.admin
         memory = admin.info("memory")["used_memory_dataset"]
         file_bytes = sum(size for _, size in _files(self.server.folder))
@@ -213,6 +221,7 @@ class Soak:
             "redis_mib": round(memory / MIB, 2),
             "redis_file_mib": round(file_bytes / MIB, 2),
             "redis_clients": len(admin.client_list()),
+            "changes": len(self._changes),
             "latencies": found,
         }
 

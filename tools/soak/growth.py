@@ -24,15 +24,36 @@ LIMITS = {
     "redis_file_mib": (0.2, 8.0),
     "redis_clients": (0.0, 2.0),
 }
+# What a prune leaves for its grace is as much as was written meanwhile, which goes up and down with
+# what else the machine does: growth of these is what the amount of work does not explain.
+BY_WORK = frozenset({"store_files", "redis_keys", "redis_mib", "redis_file_mib"})
 UNITS = {"memory_mib": "MiB", "redis_mib": "MiB", "redis_file_mib": "MiB"}
+ALIKE = 0.99
 # A shorter half is all start: nothing was pruned yet.
 LEAST_HALF_S = 120.0
 Samples = Sequence[dict[str, Any]]
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return how steep the line is that fits points best."""
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+def slope(points: Sequence[tuple[float, float]], work: Sequence[float] = ()) -> float:
+    """Return how steep the line is that fits points best.
+
+    Args:
+        points: x and y.
+        work: of each point; the part of y that is proportional to it is no slope.
+    """
+    times, values = (list(part) for part in zip(*points, strict=True))
+    # Work that grows with time alone cannot be told from time.
+    if len(set(work)) > 1 and abs(statistics.correlation(times, work)) < ALIKE:
+        # The line through what of each is not explained by the work (Frisch and Waugh, 1933).
+        times, values = (_unexplained(part, work) for part in (times, values))
+    return statistics.linear_regression(times, values).slope
+
+
+def _unexplained(values: Sequence[float], work: Sequence[float]) -> list[float]:
+    line = statistics.linear_regression(work, values)
+    return [
+        value - line.slope * one - line.intercept for value, one in zip(values, work, strict=True)
+    ]
 
 
 def growth_rows(samples: Samples) -> list[dict[str, Any]]:
@@ -41,10 +62,11 @@ def growth_rows(samples: Samples) -> list[dict[str, Any]]:
     span_s = half[-1]["time_s"] - half[0]["time_s"] if half else 0.0
     found = []
     for name, (share, amount) in LIMITS.items():
-        points = [(one["time_s"], one[name]) for one in half if one[name] is not None]
+        known = [one for one in half if one[name] is not None]
+        points = [(one["time_s"], one[name]) for one in known]
         if len(points) < 3:  # no line fits
             continue
-        per_s = slope(points)
+        per_s = slope(points, [one["changes"] for one in known] if name in BY_WORK else ())
         most = share * statistics.fmean(value for _, value in points) + amount
         unit = UNITS.get(name, "")
         found.append(
