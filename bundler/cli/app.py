@@ -19,8 +19,8 @@ from bundler.toolchain import identity, ptxas
 
 # Triton has one ptxas up to this compute capability, and another one beyond.
 _ARCH = 90
-# In the order in which a newcomer meets them: the module below `bundler.cli`, and what the command is
-# called there where that is not its name.
+# In the order in which a newcomer meets them: the module below `bundler.cli`, and what the command
+# is called there where that is not its name.
 _KERNELS = {
     "demo": "demo",
     "run": "builds.run",

@@ -172,8 +172,8 @@ def _told(run: Run) -> str:
     hits = "" if run.hits is None else f"{wording.count(run.hits, 'hit')}, "
     what = wording.count(len(run.misses), "compile") if run.misses else "nothing was compiled"
     failed = (
-        f"; {wording.count(run.failed, 'kernel')} not found, and not compiled either: what the program"
-        " warned of, or raised, says why"
+        f"; {wording.count(run.failed, 'kernel')} not found, and not compiled either: what the"
+        " program warned of, or raised, says why"
         if run.failed
         else ""
     )
