@@ -261,6 +261,10 @@ class WorkerProcesses:
             else:
                 self._read_worker(key.data)
         if self._lost is not None:
+            if self._lost.never_ready:
+                # A server of another release forks workers before this process has read its
+                # version: what they answered does not count.
+                self._events.clear()
             self._events.append(self._lost)
         events, self._events = self._events, []
         return events

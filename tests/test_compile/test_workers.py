@@ -5,6 +5,7 @@ for ever.
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from service_work import HERE, is_alive, job
 from waiting import until
 
 from bundler.compile import worker_pool, worker_processes
+from bundler.compile.pool_tasks import Task
+from bundler.compile.worker_messages import JobEnvironment
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied
 
 # Longer than a lease lasts.
@@ -303,6 +306,28 @@ def test_a_server_of_another_release_is_refused(service, monkeypatch):
     monkeypatch.setattr(worker_processes, "VERSION", "0.0.0")
     with pytest.raises(WorkerDied, match=r"expected 0\.0\.0 .*start it again"):
         said(service().submit(job("echo x")))
+
+
+def test_answers_of_a_server_of_another_release_do_not_count(cache, monkeypatch):
+    """However slowly this process reads: the server forks, and its worker answers, before its
+    version is read.
+    """
+    monkeypatch.setattr(worker_processes, "VERSION", "0.0.0")
+    monkeypatch.syspath_prepend(str(HERE))
+    processes = worker_processes.WorkerProcesses(
+        worker_processes.WorkerPlan("service_work:perform", "", str(cache), 0)
+    )
+    try:
+        worker = processes.fork(0)
+        sent = job("echo x")
+        environment = JobEnvironment.now()
+        processes.send(worker, Task("x", "x", "", sent.to_bytes(), environment, None))
+        assert select.select([worker.channel], [], [], RESULT_S)[0]
+        (event,) = processes.wait(RESULT_S)
+    finally:
+        processes.close()
+    assert isinstance(event, worker_processes.ServerLost)
+    assert event.never_ready
 
 
 def test_a_server_that_never_gets_ready_is_given_up(service, monkeypatch):
