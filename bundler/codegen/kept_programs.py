@@ -10,9 +10,10 @@ it: nothing is lowered, scheduled or written there.
         callers_results, guards
 
 The text of kernels is run, as that of generated modules is, so only a directory that others cannot
-write to is read, and only this file: bundles and stores hold none.  A file is written whole; what
-is damaged, or of another schema, is a miss.  The files that nobody read for longest go when all
-together are larger than `MOST_BYTES`.
+write to is read.  A bundle brings such files where its code is trusted, as the family
+`generated_programs`, and a session finds them in a store whose code is trusted.  A file is written
+whole; what is damaged, or of another schema, is a miss.  The files that nobody read for longest go
+when all together are larger than `MOST_BYTES`.
 
 `program_of_graph` makes one for each graph of torch.compile.
 """
@@ -34,9 +35,11 @@ from bundler.backends.port import Unread
 from bundler.compile.private_files import errors_of, is_trusted, user_directory, write_whole
 from bundler.errors import BundlerError, FormatError
 from bundler.format.limits import DEFAULT_LIMITS
+from bundler.lifecycle.listeners import program_listeners
 from bundler.package_loggers import logger
 from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.toolchain.tuner_toolchain import delegates
 
 _log = logger("bundler.codegen")
 SCHEMA = 1
@@ -160,17 +163,43 @@ class ProgramFile:
         if path is None or self._key is None:
             return None
         try:
-            data = self._bytes(path)
-            if data is None:
+            found = self._kept(path) or self._in_stores(path)
+            if found is None:
                 return None
-            found = read_program(data)
             constants = {name: self._key.attribute(at) for name, at in found.constants.items()}
             taken = all(map(self._key.is_guarded, found.guards))
         except (BundlerError, AttributeError) as error:
             _log.debug("a kept program cannot be used: %s", path, exc_info=error)
             return None
         # Those guards that were taken stay: they are true, and the program is generated now.
-        return (found, constants) if taken else None
+        if not taken:
+            return None
+        program_listeners.tell(path)
+        return found, constants
+
+    def _kept(self, path: str) -> KeptProgram | None:
+        """Return what is kept here; what cannot be used is told and counts as nothing."""
+        try:
+            data = self._bytes(path)
+            return None if data is None else read_program(data)
+        except BundlerError as error:
+            _log.debug("a kept program cannot be used: %s", path, exc_info=error)
+            return None
+
+    def _in_stores(self, path: str) -> KeptProgram | None:
+        """Return what another machine published, and keep it here."""
+        for delegate in delegates():
+            data = delegate.fetch_program(_known_by(path))
+            if data is not None:
+                found = read_program(data)
+                self._put(path, data)
+                return found
+        return None
+
+    def _put(self, path: str, data: bytes) -> None:
+        with errors_of("the directory of kept programs"):
+            write_whole(path, data)
+            _make_room(self._folder)
 
     def _bytes(self, path: str) -> bytes | None:
         with errors_of("the directory of kept programs"):
@@ -205,12 +234,18 @@ class ProgramFile:
             again = read_program(data)
             if again.to_bytes() != data or len(data) > DEFAULT_LIMITS.file_bytes:
                 raise FormatError("a program is not what is read of it")
-            with errors_of("the directory of kept programs"):
-                write_whole(path, data)
-                _make_room(self._folder)
+            for delegate in delegates():
+                delegate.made_record(_known_by(path), os.path.basename(path), data)
+            self._put(path, data)
+            program_listeners.tell(path)
         # A plan may hold what JSON does not.
         except (BundlerError, self._unkeyed, TypeError, ValueError) as error:
             _log.debug("not kept: a program", exc_info=error)
+
+
+def _known_by(path: str) -> str:
+    """Return what a program is known by in a store."""
+    return f"program {os.path.basename(path).removesuffix(_SUFFIX)}"
 
 
 def _make_room(folder: str) -> None:

@@ -348,8 +348,18 @@ class Engine(CacheDelegate):
             return found
         return {}
 
+    def fetch_program(self, name: str) -> bytes | None:
+        """Return a generated program of the store, where its code is trusted."""
+        if self.store is None or not self._reads or self.options.trust != "code":
+            return None
+        with self.failures.tolerating("looking up a program"):
+            data = self.store.file_records("code").look_up(name)
+            self.tally.add("bytes_fetched", len(data or b""))
+            return data
+        return None
+
     def made_record(self, name: str, filename: str, data: bytes) -> None:
-        """Publish a tuning record."""
+        """Publish a tuning record, or a program."""
         self.publisher.hand_over(MadeFile(name, filename, data))
 
     # ----------------------------------------------------------------------------------- Publishing

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Self
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle_union import merge
 from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.summary import count, facts_html
 from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reasons
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
+from bundler.lifecycle.listeners import program_listeners, tuning_listeners
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
-from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
+from bundler.lifecycle.tuning.tuning_directory import with_tunings
 from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.inductor import inductor_tuners
@@ -52,13 +54,17 @@ class Recording:
         children: also record child processes that start while the recording runs.  It sets
             TRITON_CACHE_MANAGER for them, so torch's compile workers must start inside the
             recording.
+        programs: also take what the generator made of this process's graphs for torch.compile, or
+            found where it keeps such programs.  Their texts are run, so the bundle is code then:
+            who restores it has to trust that.
     """
 
-    def __init__(self, *, children: bool = False) -> None:
+    def __init__(self, *, children: bool = False, programs: bool = False) -> None:
         self._spool = ChildSpool() if children else None
         self._lock = threading.Lock()
         self._events: list[CompileEvent] = []
         self._tunings: list[tuple[TuningRecord, Tuning | None]] = []
+        self._takes_programs, self._programs = programs, set[str]()
         self._watch: DirectoryWatch | None = None
         self._final: RecordedKernels | None = None
         self._pid = os.getpid()
@@ -103,14 +109,15 @@ class Recording:
         self._pid, self._errors_before = os.getpid(), sum(listening.errors.values())
         listening.attach(self._hear)
         tuning_listeners.attach(self._hear_tuning)
+        if self._takes_programs:
+            program_listeners.attach(self._hear_program)
         instances.note_from_now_on()
         try:
             if self._spool is not None:
                 self._spool.__enter__()
             self._watch = DirectoryWatch()
         except BaseException:
-            listening.detach(self._hear)
-            tuning_listeners.detach(self._hear_tuning)
+            self._detach()
             if self._spool is not None:
                 self._spool.close()
             raise
@@ -124,8 +131,7 @@ class Recording:
             # A forked child leaves the block: what was attached, and the spool, are the parent's.
             self._final = RecordedKernels()
             return
-        listening.detach(self._hear)
-        tuning_listeners.detach(self._hear_tuning)
+        self._detach()
         if self._spool is not None:
             self._spool.close()  # reads what the last child wrote
         self._final = self._gather()
@@ -151,9 +157,15 @@ class Recording:
         left_out = merge_reasons(
             report.left_out, self._spool.problems if self._spool is not None else ()
         )
-        self.report = replace(report, left_out=left_out, errors=self._errors())
         with self._lock:
-            tunings = list(self._tunings)
+            tunings, programs = list(self._tunings), sorted(self._programs)
+        if programs:
+            from bundler.lifecycle.trees.family_pack import pack_programs  # few recordings have any
+
+            packed = pack_programs(programs, keep)
+            left_out = merge_reasons(left_out, packed.left_out)
+            bundle = merge([bundle, packed])
+        self.report = replace(report, left_out=left_out, errors=self._errors())
         found = Bundle(
             bundle.content,
             bundle.observed,
@@ -193,6 +205,15 @@ class Recording:
         instances.note_from_now_on()  # torch may have been imported since
         with self._lock:
             self._events.append(event)
+
+    def _detach(self) -> None:
+        listening.detach(self._hear)
+        tuning_listeners.detach(self._hear_tuning)
+        program_listeners.detach(self._hear_program)
+
+    def _hear_program(self, path: str) -> None:
+        with self._lock:
+            self._programs.add(path)
 
     def _hear_tuning(self, record: TuningRecord, tuning: Tuning | None) -> None:
         with self._lock:
@@ -236,12 +257,12 @@ class RecordingStack:
         # None stands for a pair that was collected and not yet ended.
         self._pairs: list[Recording | None] = []
 
-    def begin(self, *, children: bool = False) -> None:
+    def begin(self, *, children: bool = False, programs: bool = False) -> None:
         """Open a recording inside the innermost one."""
         with self._lock:
             if not any(self._pairs):
                 self._pairs.clear()
-            self._pairs.append(Recording(children=children).start())
+            self._pairs.append(Recording(children=children, programs=programs).start())
 
     def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Close the innermost recording and return its bundle."""
@@ -273,22 +294,23 @@ _stack = RecordingStack()
 after_fork(_stack.reset_after_fork)
 
 
-def recording(*, children: bool = False) -> Recording:
+def recording(*, children: bool = False, programs: bool = False) -> Recording:
     """Return a recording to use in a `with` statement: `with bundler.recording() as rec: ...;
     rec.collect()`.
 
     Args:
         children: also record child processes that start inside the block.
+        programs: also take generated programs of torch.compile's graphs, which are code.
 
     Raises:
         RecordingError: at the start of the block, when Triton is not installed.
     """
-    return Recording(children=children)
+    return Recording(children=children, programs=programs)
 
 
-def begin_compile(*, children: bool = False) -> None:
+def begin_compile(*, children: bool = False, programs: bool = False) -> None:
     """Start to record; nests.  See `RecordingStack` for what each call does in each state."""
-    _stack.begin(children=children)
+    _stack.begin(children=children, programs=programs)
 
 
 def collect(keep: Keep = "all", strip: Strip | None = None) -> Bundle:

@@ -6,6 +6,7 @@ results, and only for a graph that is equal in all that decides them.
 import json
 import os
 import random
+import re
 import time
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 
 from torch import fx  # noqa: E402
 
+import bundler  # noqa: E402
 from bundler.codegen import graph_key as keys  # noqa: E402
 from bundler.codegen import kept_programs, lower  # noqa: E402
 from bundler.codegen.kept_programs import read_program  # noqa: E402
@@ -23,6 +25,8 @@ from bundler.codegen.program import GenerateOptions, program_of_graph  # noqa: E
 from bundler.codegen.torch_backend import triton_bundler  # noqa: E402
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS, trace  # noqa: E402
 from bundler.errors import ConfigError, FormatError  # noqa: E402
+from bundler.lifecycle.trees.tree_plan import read_trees  # noqa: E402
+from bundler.trust.subjects import subject_of  # noqa: E402
 from tools.codegen.graph_keys import Found, outcome  # noqa: E402
 
 OPTIONS = GenerateOptions()
@@ -83,6 +87,104 @@ def test_a_second_process_lowers_nothing_and_has_equal_results(interpreted, tmp_
     assert any(
         "triton_bundler.set_rng_state.default" in calls for calls in first["kept_numbers"]["calls"]
     )
+
+
+@pytest.fixture
+def brought(interpreted, tmp_path):
+    """Train in a new process with a cache directory of its own; returns what it tells."""
+
+    def run(cache, *arguments):
+        folder = tmp_path / cache
+        folder.mkdir(exist_ok=True)
+        return json.loads(interpreted("brought_program_worker.py", folder, *arguments))
+
+    return run
+
+
+@pytest.mark.slow
+def test_other_machines_lower_nothing_with_a_bundle_or_a_store(brought, tmp_path):
+    """Forward and backward; a machine that trusts kernels alone generates, and is told."""
+    bundle, store = tmp_path / "model.tbundle", tmp_path / "store"
+    first = brought("one", "record", bundle)
+    trusting = brought("two", "restore", bundle, "code")
+    wary = brought("three", "restore", bundle, "kernels")
+    assert first["lowered"] == wary["lowered"] == len(trusting["restored"]) == 2
+    assert (trusting["skipped"], wary["skipped"]) == ([], ["generated_programs:."])
+    told = [
+        first,
+        trusting,
+        wary,
+        *(
+            brought(cache, "session", store, trust)
+            for cache, trust in (("four", "code"), ("five", "code"), ("six", "kernels"))
+        ),
+    ]
+    assert [one["lowered"] for one in told] == [2, 0, 2, 2, 0, 2]
+    assert len({one["result"] for one in told}) == 1
+
+
+def test_a_bundle_brings_programs_where_its_code_is_trusted(folder, counted, monkeypatch, tmp_path):
+    """Into the directory where the generator looks, wherever kernels go; it is a bundle of code."""
+    with bundler.recording(programs=True) as recording:
+        kept()
+    bundle = recording.collect()
+    subject = subject_of(bundle)
+    assert (subject.trust, subject.families) == ("code", ("generated_programs",))
+    for trust, lowered in (("kernels", 2), ("code", 2)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / trust))
+        report = bundler.restore(bundle, tmp_path / "triton", trust=trust)
+        assert bool(report.companions) == (trust == "code")
+        kept()
+        assert len(counted) == lowered
+    assert not (tmp_path / "triton").exists()
+
+
+def test_a_store_brings_programs_where_its_code_is_trusted(folder, counted, monkeypatch, tmp_path):
+    """By the key of the graph, in a session; what was found is kept."""
+    for number, (trust, lowered) in enumerate([("code", 1), ("code", 1), ("kernels", 2)]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{number}"))
+        with (
+            bundler.open_store(str(tmp_path / "store"), trust=trust) as store,
+            bundler.session(store),
+        ):
+            kept()
+        kept()
+        assert len(counted) == lowered
+
+
+def test_a_damaged_program_of_a_store_is_a_miss(folder, counted, monkeypatch):
+    """Then the program is generated, and kept."""
+
+    class Delegate:
+        def fetch_program(self, name):
+            assert re.fullmatch("program [0-9a-f]{64}", name)
+            return b"0\n{}"
+
+        def made_record(self, name, filename, data):
+            assert (name, filename) == (f"program {filename[:64]}", f"{name[8:]}.json")
+            assert read_program(data).kernels
+
+    monkeypatch.setattr(kept_programs, "delegates", lambda: [Delegate()])
+    assert kept().kernels
+    assert len(counted) == 1
+    assert read_program(one_file(folder).read_bytes()).kernels
+
+
+def test_a_recording_has_no_programs_unless_it_is_asked_for_them(folder):
+    """They would make code of a bundle of kernels; nor does it have those of before."""
+    kept()
+    with bundler.recording() as plain, bundler.recording(programs=True) as asking:
+        pass
+    assert (plain.collect().opaque, asking.collect().opaque) == ((), ())
+    with bundler.recording() as plain, bundler.recording(programs=True) as asking:
+        kept()
+    assert plain.collect().opaque == ()
+    (tree,) = read_trees(asking.collect())
+    assert [file.path for file in tree.files] == [one_file(folder).name]
+    assert asking.collect(keep="launch").opaque == ()
+    one_file(folder).unlink()
+    gone = asking.collect()
+    assert (gone.opaque, len(asking.report.left_out)) == ((), 1)
 
 
 # ------------------------------------------------------------------------------------------- Keys

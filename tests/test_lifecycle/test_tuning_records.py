@@ -19,12 +19,12 @@ from bundler.format.constant_values import encode
 from bundler.format.digest import sha256
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
+from bundler.lifecycle.listeners import Listeners
 from bundler.lifecycle.tuning.triton_results import results_key, results_text, results_timings
 from bundler.lifecycle.tuning.tuning_directory import (
     Hit,
     Miss,
     TuningFolder,
-    TuningListeners,
     place_tunings,
     tunings_of,
     winners_only,
@@ -178,7 +178,7 @@ def test_winners_only_leaves_out_what_lost(tmp_path):
 
 def test_listeners_hear_records_and_their_faults_are_theirs():
     """What one raises does not keep another from hearing."""
-    heard, listeners = [], TuningListeners()
+    heard, listeners = [], Listeners()
 
     def broken(record, tuning):
         raise FormatError("no")

@@ -8,7 +8,7 @@ else becomes trees (`TreeIndex`). Users and the command `pack` call it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bundler.errors import ConfigError, NotFound, UnsafeName
@@ -37,7 +37,7 @@ from bundler.lifecycle.trees.family import (
     rank_of,
     takes,
 )
-from bundler.lifecycle.trees.known_families import check_facts, find_family
+from bundler.lifecycle.trees.known_families import FAMILIES, PROGRAMS, check_facts, find_family
 from bundler.toolchain import identity
 from bundler.toolchain.machine_facts import machine_facts
 from bundler.user_warnings import warn
@@ -98,6 +98,30 @@ def pack_family(
         return join([*packed.kernels.values(), packed.trees(fingerprint)], identity.environment())
 
 
+def pack_programs(paths: Iterable[str], keep: Keep = "all") -> Bundle:
+    """Make a bundle of programs that the generator kept.
+
+    Args:
+        paths: of their files, in any directories.
+        keep: `launch` takes none: a program is no kernel.
+    """
+    declared, builders = FAMILIES[PROGRAMS], []
+    for folder, names in _by_folder(paths).items():
+        packed = _Packed(declared, folder, keep)
+        for name in names:
+            packed.take_file(name)
+        builders.append(packed.trees(machine_facts(declared.fingerprint)))
+    return join(builders, identity.environment())
+
+
+def _by_folder(paths: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in sorted(set(paths)):
+        folder, name = os.path.split(path)
+        found.setdefault(folder, []).append(name)
+    return found
+
+
 @dataclass
 class _Packed:
     """What was found so far."""
@@ -133,7 +157,7 @@ class _Packed:
             base = "" if inside == os.curdir else f"{inside}/"
             subfolders[:] = [name for name in sorted(subfolders) if self._enters(base, name)]
             for name in sorted(names):
-                self._take_file(base + name)
+                self.take_file(base + name)
 
     def _enters(self, base: str, name: str) -> bool:
         path = base + name
@@ -150,7 +174,8 @@ class _Packed:
             return False
         return True
 
-    def _take_file(self, path: str) -> None:
+    def take_file(self, path: str) -> None:
+        """Take a file, by its path relative to the root, or say why not."""
         if not takes(self.family, path):
             self._leave_out(path, f"not of {self.family.name}, or unfinished")
             return

@@ -24,6 +24,9 @@ _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
 # directory for those of a rank.
 _KERNELS = ("**/triton_cache", "**/inductor_cache/triton/*", "**/inductor/triton/*")
 
+#: Programs of graphs, as `bundler/codegen/kept_programs.py` keeps them.
+PROGRAMS = "generated_programs"
+
 _KNOWN = (
     Family(
         "vllm",
@@ -84,6 +87,13 @@ _KNOWN = (
         "flashinfer",
         root=("$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer", "~/.cache/flashinfer"),
         fingerprint=(*_MACHINE, "flashinfer-python", "torch"),
+    ),
+    # What our generator keeps; the name of each file is a key over everything it depends on.
+    Family(
+        PROGRAMS,
+        root=("$XDG_CACHE_HOME/triton-bundler/programs", "~/.cache/triton-bundler/programs"),
+        patterns=("*.json",),
+        fingerprint=("python", "torch", "triton", "triton-bundler"),
     ),
 )
 FAMILIES = {family.name: family for family in _KNOWN}

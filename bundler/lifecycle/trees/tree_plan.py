@@ -29,7 +29,7 @@ from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_p
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, Trust
 from bundler.lifecycle.trees.family import Family, takes
-from bundler.lifecycle.trees.known_families import check_choices, find_family
+from bundler.lifecycle.trees.known_families import PROGRAMS, check_choices, find_family
 from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
 from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain.machine_facts import machine_facts
@@ -87,7 +87,7 @@ class TreePlan:
         }
         trees = list(read_trees(bundle, self.unusable, self.damaged))
         check_choices(options, trees)
-        families = {tree.family for tree in trees}
+        families = {tree.family for tree in trees} - {PROGRAMS}
         base = cache_dir
         if base is not None and len(families) > 1:
             raise ConfigError(
@@ -207,7 +207,9 @@ class TreePlan:
             return None
 
     def _root_of(self, tree: TreeIndex, family: Family | None) -> str:
-        given = self._options.roots.get(tree.family, self._cache_dir)
+        # Where kernels are restored to says nothing of where the generator looks for programs.
+        elsewhere = None if tree.family == PROGRAMS else self._cache_dir
+        given = self._options.roots.get(tree.family, elsewhere)
         if given is not None:
             return os.path.abspath(os.fspath(given))
         # Says which families are declared.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason,
-heard by recordings.
+"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason.
 
 `TuningFolder` is the folder; a look-up in it returns `Hit` or `Miss`.  Our tuners
 (`bundler/runtime/tuning/result_lookup.py`) and the command `tune` read and write there; recordings
@@ -13,12 +12,10 @@ import contextlib
 import os
 import re
 import secrets
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bundler.errors import BundlerError, FormatError
-from bundler.fork_safety import after_fork
+from bundler.errors import FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.candidate_timings import (
@@ -294,46 +291,3 @@ def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
         folder.put(record, tuning)
         written += 1
     return written
-
-
-# --------------------------------------------------------------------------------------- Recordings
-
-Listener = Callable[[TuningRecord, Tuning | None], None]
-
-
-class TuningListeners:
-    """Whoever wants to hear of each record that a tuner of this process finds or uses; thread-safe,
-    empty after a fork.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
-
-    def attach(self, listener: Listener) -> None:
-        """Call a function with each record from now on."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-
-    def detach(self, listener: Listener) -> None:
-        """Call it no more; one that is not attached is no error."""
-        with self._lock:
-            self._listeners = tuple(other for other in self._listeners if other != listener)
-
-    def tell(self, record: TuningRecord, tuning: Tuning | None) -> None:
-        """Pass on a record; what a listener raises goes to the log."""
-        for listener in self._listeners:
-            try:
-                listener(record, tuning)
-            except BundlerError as error:
-                _LOG.warning("a listener could not take a tuning record: %s", error)
-
-    def reset_after_fork(self) -> None:
-        """Forget the parent's listeners; for the child only, whose copy of the lock another thread
-        may have held.
-        """
-        self._lock, self._listeners = threading.Lock(), ()
-
-
-tuning_listeners = TuningListeners()
-after_fork(tuning_listeners.reset_after_fork)

@@ -12,13 +12,13 @@ from bundler.errors import BundlerError, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.candidate_timings import Parts, Tuning, from_file, id_of, record_id, to_file
 from bundler.format.launch_spec import TuningRecord
+from bundler.lifecycle.listeners import tuning_listeners
 from bundler.lifecycle.tuning.tuning_directory import (
     Hit,
     Miss,
     TuningFolder,
     explain,
     file_name,
-    tuning_listeners,
     tunings_of,
 )
 from bundler.lifecycle.tuning.tuning_savings import METER

@@ -18,7 +18,8 @@ from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.digest import sha256
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, TuningRecord
-from bundler.lifecycle.tuning.tuning_directory import Miss, tuning_listeners
+from bundler.lifecycle.listeners import tuning_listeners
+from bundler.lifecycle.tuning.tuning_directory import Miss
 from bundler.lifecycle.tuning.tuning_savings import METER
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning import tuning_winners

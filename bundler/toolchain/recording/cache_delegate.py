@@ -132,7 +132,10 @@ class CacheDelegate:
         return {}
 
     def made_record(self, name: str, filename: str, data: bytes) -> None:
-        """Hear of a tuning record that a tuner of ours made."""
+        """Hear of a tuning record that a tuner of ours made, or of a program of the generator."""
+
+    def fetch_program(self, name: str) -> bytes | None:
+        """Return a program that the generator kept on another machine; its text is code."""
 
 
 class DelegateSource:
