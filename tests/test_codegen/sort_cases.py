@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorts of generated programs against torch, where `scan_cases` runs its own; `test_scans.py` runs
+"""Sorts and searches of generated programs against torch, where `scan_cases` runs its own; `test_scans.py` runs
 these with pytest in a process of their own.
 """
 
@@ -88,3 +88,32 @@ def test_any_number_of_rows_is_sorted():
 
     program = compared(function, numbers(37), dynamic=True)
     compared(function, numbers(5), program=program)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.sampled_from((*ODD, 0.5, 2.0, 3.0)), max_size=9),
+    st.booleans(),
+    st.sampled_from((torch.int32, torch.int64)),
+    st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
+)
+def test_searches_are_torchs(bounds, right, place, dtype):
+    """Any number of boundaries, sorted or not, with NaN and equals."""
+    values = torch.tensor([*ODD, 0.7, 2.0, 4.0], dtype=dtype).view(3, 3)
+    narrow = place is torch.int32
+    compared(
+        lambda v, b: torch.bucketize(v, b, right=right, out_int32=narrow) * 2,
+        values,
+        torch.tensor(bounds, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float16])
+def test_searches_in_rows_are_torchs(dtype):
+    """Each row of values in boundaries of its own, which may be computed or in an order apart."""
+    values, bounds = numbers(4, 5, dtype=dtype).abs(), numbers(4, 33, dtype=dtype).abs()
+    ordered = bounds.sort(-1)
+    compared(lambda v, b: torch.searchsorted(b, v, side="right"), values, ordered.values)
+    compared(lambda v, b, s: torch.searchsorted(b, v, sorter=s), values, bounds, ordered.indices)
+    compared(lambda v, b: torch.searchsorted(b + b, v + v).sum(-1), values, ordered.values)
+    compared(lambda v, b: torch.searchsorted(b, v), values[0, 0], ordered.values[0])

@@ -25,6 +25,7 @@ from bundler.codegen.lowerings.random_lowerings import RANDOM
 from bundler.codegen.lowerings.reduction_lowerings import REDUCTIONS_BY_NAME
 from bundler.codegen.lowerings.scan_lowerings import SCANS
 from bundler.codegen.lowerings.scatter_lowerings import SCATTERING
+from bundler.codegen.lowerings.search_lowerings import SEARCHES
 from bundler.codegen.lowerings.sort_lowerings import SORTS
 from bundler.codegen.lowerings.special_lowerings import SPECIAL
 from bundler.codegen.lowerings.view_lowerings import VIEWS, sliced, without
@@ -120,7 +121,7 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     for table in (POINTWISE, INDEXING, SCATTERING):
         if name in table:
             return (table[name](builder, call),)
-    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, RANDOM, POOLS):
+    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, RANDOM, POOLS):
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)
