@@ -9,8 +9,7 @@ loop. Every value is computed once in its scope; stores come last, so that nothi
 was changed.
 
 What comes after a load decides whether its elements stay in the cache, so the policies of all loads
-are filled in at the end (`LoadPolicies`). An index that is provably within its dimension
-(`_is_within`) gets no assertion.
+are filled in at the end (`LoadPolicies`).
 
 `kernel_plan` calls it; `reduction_text` writes the reductions.
 """
@@ -46,7 +45,6 @@ from bundler.codegen.loops.data_types import (
     loaded_text,
     stored_text,
 )
-from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loops.loop_terms import (
     ALONG_ROWS,
@@ -71,9 +69,6 @@ _RELAXED = "sem='relaxed'"
 # On AMD, Triton 3.7 fails late for a float16 sum with the scope of one device: that instruction
 # takes only pairs of halves. The one for the whole system takes a single half.
 _ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
-_Bounds = tuple[int, int]
-# Dtypes whose bounds are followed through arithmetic; indices have no others.
-_INTEGERS = frozenset({"int32", "int64"})
 
 
 class BodyWriter:
@@ -397,7 +392,7 @@ class BodyWriter:
     def _checked(self, term: Term, masks: Masks) -> Value:
         value = self._value(term.terms[0], masks)
         limit = dict(term.details)["size"]
-        if not self._shape.asserted or _is_within(term.terms[0], limit, self._space.ranges()):
+        if not self._shape.asserted:
             return value
         size = self._index(limit, term, masks)
         self.num_assert += 1
@@ -668,82 +663,6 @@ def _store_lines(
         return [f"tl.{atomic}({place}, tl.broadcast_to({value}, {shape}), {mask}, {options})"]
     # Memory that was taken over still holds what other warps may have to read first.
     return [*(["tl.debug_barrier()"] if shared else []), f"tl.store({place}, {value}, {mask})"]
-
-
-def _is_within(term: Term, size: sympy.Expr, ranges: Ranges) -> bool:
-    """Whether a value is at least 0 and below a size."""
-    # Proven with symbols, so it holds for sizes that change too; bounds below are plain numbers.
-    if term.operator == "index_expr" and not term.terms:
-        return ranges.nonnegative(term.details[0]) and ranges.below(term.details[0], size)
-    found = _bounds(term, ranges)
-    return found is not None and found[0] >= 0 and bool(size.is_Integer and found[1] < size)
-
-
-def _bounds(value: Argument, ranges: Ranges) -> _Bounds | None:
-    """Return the least and the greatest number that a value can be; None where that is not
-    known.
-    """
-    if not isinstance(value, Term):
-        return (value, value) if type(value) is int else None
-    if value.dtype not in _INTEGERS:
-        return None
-    match value.operator:
-        case "constant":
-            return int(value.details[0]), int(value.details[0])
-        case "index_expr":
-            largest = (
-                ranges.largest(value.details[0]) if ranges.nonnegative(value.details[0]) else None
-            )
-            return (
-                (0, int(largest))
-                if largest is not None and largest.is_Integer and not value.terms
-                else None
-            )
-        case "to_dtype" | "check_bounds":
-            return _bounds(value.arguments[0], ranges)
-        case "where":
-            return _chosen_bounds(value, ranges)
-        case "add" | "sub" | "mul":
-            return _computed_bounds(value, ranges)
-    return None
-
-
-def _chosen_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
-    condition, one, other = term.arguments
-    right = _bounds(other, ranges)
-    # `where(index < 0, index + size, index)`, of an index that is never negative, is the index.
-    asked = (
-        condition.arguments
-        if isinstance(condition, Term) and condition.operator == "lt"
-        else (None, 0)
-    )
-    if (
-        asked[0] is other
-        and right is not None
-        and right[0] >= 0
-        and _bounds(asked[1], ranges) == (0, 0)
-    ):
-        return right
-    left = _bounds(one, ranges)
-    return (
-        None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
-    )
-
-
-def _computed_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
-    left, right = (_bounds(argument, ranges) for argument in term.arguments)
-    if left is None or right is None:
-        return None
-    if term.operator == "mul":
-        products = [a * b for a in left for b in right]
-        found = min(products), max(products)
-    elif term.operator == "add":
-        found = left[0] + right[0], left[1] + right[1]
-    else:
-        found = left[0] - right[1], left[1] - right[0]
-    # A result that may overflow may be anything.
-    limit = 1 << (31 if term.dtype == "int32" else 63)
-    return found if -limit <= found[0] and found[1] < limit else None
 
 
 def _is_written_inside(argument: Term, term: Term) -> bool:

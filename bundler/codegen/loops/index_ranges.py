@@ -8,6 +8,7 @@ negative, or fits in 32 bits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,11 @@ def _rejoined(expr: sympy.Expr) -> sympy.Expr:
                     sympy.expand(expr - term - rest + coefficient * FloorDiv(base, divisor))
                 )
     return expr
+
+
+def _product(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    corners = [a * b for a in one for b in other]
+    return min(corners), max(corners)
 
 
 class Ranges:
@@ -100,6 +106,33 @@ class Ranges:
                 return None
             bounds.append(bound)
         return sympy.expand(expr.func(*bounds))
+
+    def interval(self, expr: sympy.Expr) -> tuple[int, int] | None:
+        """Return the least and the greatest number that an expression can be, both in reach or
+        beyond it; None where sizes that change decide.
+        """
+        if expr.is_Integer:
+            return int(expr), int(expr)
+        if isinstance(expr, sympy.Symbol):
+            size = self._sizes.get(expr)
+            return (0, int(size) - 1) if size is not None and size.is_Integer else None
+        if not isinstance(expr, (sympy.Add, sympy.Mul, FloorDiv, ModularIndexing)):
+            return None
+        parts = [self.interval(argument) for argument in expr.args]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        if isinstance(expr, sympy.Add):
+            return sum(low for low, _ in found), sum(high for _, high in found)
+        if isinstance(expr, sympy.Mul):
+            return functools.reduce(_product, found)
+        if not (expr.args[1].is_Integer and expr.args[1] > 0):
+            return None
+        low, high = (number // int(expr.args[1]) for number in found[0])
+        if isinstance(expr, FloorDiv):
+            return low, high
+        within = low >= 0 and high < found[2][0]
+        return (low, high) if within else (0, found[2][1] - 1) if found[2][0] > 0 else None
 
     def below(self, expr: sympy.Expr, limit: sympy.Expr) -> bool:
         """Whether an expression is provably less than a limit."""

@@ -18,6 +18,7 @@ from typing import Any
 import sympy
 
 from bundler.codegen.loops.index_ranges import Ranges
+from bundler.codegen.loops.index_values import simplified
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
     SEEDS,
@@ -30,7 +31,7 @@ from bundler.codegen.loops.loop_nodes import (
     contiguous_strides,
     numel,
 )
-from bundler.codegen.loops.loop_terms import Term, TermPool, in_order, substituted
+from bundler.codegen.loops.loop_terms import Term, TermPool, in_order
 
 Indices = tuple[sympy.Expr, ...]
 Strides = tuple[sympy.Expr, ...]
@@ -582,7 +583,7 @@ class GraphBuilder:
         return self._weights[body]
 
     def _simplified(self, value: Term, sizes: dict[sympy.Symbol, sympy.Expr]) -> Term:
-        return substituted(self.pool, value, Ranges(sizes).simplified)
+        return simplified(self.pool, value, Ranges(sizes))
 
 
 def _is_costly(body: Term) -> bool:
