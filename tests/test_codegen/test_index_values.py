@@ -138,6 +138,30 @@ def outcome(root, point):
         return str(error).partition("\n")[0]
 
 
+@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - {"where", "floor"}))
+def test_each_operator_of_two_small_ranges(name):
+    """Of every pair of ranges around zero, as of an index that is moved and one that is turned."""
+    sizes = dict.fromkeys(VARIABLES, sympy.Integer(4))
+    points = [dict(zip(VARIABLES, p, strict=True)) for p in itertools.product(range(4), repeat=2)]
+    divides = name in {"remainder", "fmod", "floordiv", "truncdiv"}
+    for low, other, size in itertools.product((-5, 0, 2), (-2, 0, 2), (3, 8)):
+        pool = TermPool()
+        one = pool.operate("add", pool.index(VARIABLES[0]), low, dtype="int64")
+        two = pool.operate("add", pool.index(VARIABLES[1]), other, dtype="int64")
+        if divides:
+            made = pool.operate(name, one, pool.constant(abs(other) + 1, "int64"), dtype="int64")
+        elif name in {"lt", "le", "gt", "ge"}:
+            condition = pool.operate(name, one, two, dtype="bool")
+            made = pool.operate("where", condition, pool.index(VARIABLES[0]), two, dtype="int64")
+        else:
+            arguments = (one,) if name in {"neg", "abs"} else (one, two)
+            made = pool.operate(name, *arguments, dtype="int64")
+        load = pool.load("x", pool.indirect(made, sympy.Integer(size)), "int64")
+        simple = simplified(pool, load, Ranges(sizes))
+        for point in points:
+            assert outcome(simple, point) == outcome(load, point)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_bounds_of_index_expressions_hold(data):
