@@ -103,8 +103,16 @@ HOSTILE = {
         "expression",
     ),
     "a size that no input has": ((STEPS, 1, 1, "arguments", 2), "ks7", "expression over ks0, ks1"),
-    "a size of the wrong type": ((STEPS, 0, 1, "spec", "sizes", 0), 4.5, "TypeError"),
-    "a size that is a truth": ((STEPS, 0, 1, "spec", "sizes", 0), True, "TypeError"),
+    "a size of the wrong type": (
+        (STEPS, 0, 1, "spec", "sizes", 0),
+        4.5,
+        r"`int \| str`, got `float`",
+    ),
+    "a size that is a truth": (
+        (STEPS, 0, 1, "spec", "sizes", 0),
+        True,
+        r"`int \| str`, got `bool`",
+    ),
     "a size below zero": ((STEPS, 0, 1, "spec", "sizes", 0), -4, "whole number from 0"),
     "a size beyond all memory": ((STEPS, 0, 1, "spec", "sizes", 0), BIG, "at most"),
     "a stride beyond all memory": ((STEPS, 0, 1, "spec", "strides", 0), BIG, "at most"),

@@ -15,9 +15,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from bundler.errors import ConfigError, FormatError, UnsupportedVersion
 from bundler.runtime.heuristics.launch_expressions import names_in
 from bundler.runtime.heuristics.launch_grids import open_grid
+from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
@@ -41,7 +44,8 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 
-_STEPS = {"Allocate", "Launch", "OperatorStep", "Release", "Seeds"}
+_STEPS = {one.__name__: one for one in (Allocate, Launch, OperatorStep, Release, Seeds)}
+_OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
 _LARGEST = 2**63 - 1
@@ -49,34 +53,9 @@ _MOST_BLOCK, _MOST_WARPS, _MOST_STAGES = 1 << 20, 64, 64
 _OPTIONS = frozenset({"waves_per_eu"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+")
-_DTYPES = frozenset(
-    [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "complex32",
-        "complex64",
-        "complex128",
-    ]
-)
 # Values of an argument that torch alone has: kind -> the names that it may have, or a pattern.
 _TORCH_NAMES: Mapping[str, re.Pattern[str]] = {
-    "dtype": re.compile("|".join(sorted(_DTYPES))),
+    "dtype": re.compile("|".join(sorted(DTYPES))),
     "device": re.compile(r"[a-z]{1,16}(?::[0-9]{1,3})?"),
     "memory_format": re.compile("contiguous_format|preserve_format|channels_last|channels_last_3d"),
     "layout": re.compile("strided"),
@@ -111,99 +90,29 @@ def read_plan(data: bytes) -> ProgramPlan:
         return plan
     except FormatError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (*_OTHERS, ValidationError) as error:
         raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
 
 
 def _plan(data: Mapping[str, Any]) -> ProgramPlan:
     return ProgramPlan(
-        tuple(map(_input, data["inputs"])),
-        {str(name): (int(place[0]), int(place[1])) for name, place in data["sizes"].items()},
+        convert(data["inputs"], tuple[Input, ...]),
+        convert(data["sizes"], dict[str, tuple[int, int]]),
         tuple(_step(kind, item) for kind, item in data["steps"]),
-        tuple(map(_output, data["outputs"])),
-        {str(name): _kernel(item) for name, item in data["kernels"].items()},
-        tuple(map(str, data["constants"])),
-        {str(size): int(most) for size, most in data.get("limits", {}).items()},
-        {str(name): str(text) for name, text in data.get("values", {}).items()},
-        tuple(map(str, data.get("guards", ()))),
+        convert(data["outputs"], tuple[Output, ...]),
+        convert(data["kernels"], dict[str, KernelEntry]),
+        convert(data["constants"], tuple[str, ...]),
+        convert(data.get("limits", {}), dict[str, int]),
+        convert(data.get("values", {}), dict[str, str]),
+        convert(data.get("guards", ()), tuple[str, ...]),
     )
 
 
-def _input(data: Mapping[str, Any]) -> Input:
-    aligned, changed = (bool(data[name]) for name in ("aligned", "changed"))
-    number = data["number"]
-    if number is not None and not isinstance(number, (bool, int, float)):
-        raise TypeError(f"a number is a plain one, got {number!r:.80}")
-    return Input(str(data["name"]), _spec(data["spec"]), aligned, changed, number)
-
-
-def _output(data: Mapping[str, Any]) -> Output:
-    return Output(data["buffer"], _spec(data["spec"]), data["size"], bool(data.get("fresh", False)))
-
-
-def _spec(data: Any) -> TensorSpec | None:
-    if data is None:
-        return None
-    sizes, strides = ([_size(part) for part in data[name]] for name in ("sizes", "strides"))
-    where = str(data.get("device", ""))
-    return TensorSpec(
-        str(data["dtype"]), tuple(sizes), tuple(strides), _size(data["offset"]), where
-    )
-
-
-def _size(value: Any) -> Size:
-    if type(value) in {int, str}:
-        return value  # type: ignore[no-any-return]
-    raise TypeError(f"a size is a number or a text, got {value!r:.80}")
-
-
-def _count(value: Any) -> int:
-    if type(value) is int and 0 < value <= MAX_SEEDS:
-        return value
-    raise ValueError(f"a number of seeds is from 1 to {MAX_SEEDS}, got {value!r:.80}")
-
-
-def _step(kind: str, data: Mapping[str, Any]) -> Step:
-    match kind:
-        case "Allocate":
-            spec = _spec(data["spec"])
-            if spec is None:
-                raise TypeError("an allocation has a spec")
-            return Allocate(str(data["name"]), spec)
-        case "Release":
-            return Release(str(data["name"]))
-        case "Seeds":
-            return Seeds(str(data["name"]), _count(data["count"]))
-        case "Launch":
-            sizes = {str(name): _size(value) for name, value in data["sizes"].items()}
-            return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)
-        case "OperatorStep":
-            outputs = tuple(None if name is None else str(name) for name in data["outputs"])
-            return OperatorStep(
-                str(data["operator"]),
-                tuple(data["arguments"]),
-                dict(data["keywords"]),
-                outputs,
-                bool(data["single"]),
-                tuple(map(_spec, data["results"])),
-                bool(data["view"]),
-            )
-    raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
-
-
-def _kernel(data: Mapping[str, Any]) -> KernelEntry:
-    choices = {
-        str(target): tuple(
-            KernelChoice(
-                dict(item["blocks"]), item["num_warps"], item["num_stages"], dict(item["options"])
-            )
-            for item in items
-        )
-        for target, items in data["choices"].items()
-    }
-    return KernelEntry(
-        str(data["grid"]), tuple(map(str, data["parameters"])), choices, str(data["source"])
-    )
+def _step(kind: str, data: Any) -> Step:
+    if kind not in _STEPS:
+        raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
+    step: Step = convert(data, _STEPS[kind])
+    return step
 
 
 def _check_plan(plan: ProgramPlan) -> None:
@@ -274,6 +183,9 @@ class _PlanCheck:
                 self._spec(spec)
                 self._begin(name, spec)
             case Seeds(name, count):
+                self._demand(
+                    0 < count <= MAX_SEEDS, f"a number of seeds from 1 to {MAX_SEEDS}", count
+                )
                 self._begin(name, TensorSpec("int64", (count,), (1,)))
             case Release(name):
                 self._used(name)
@@ -399,7 +311,7 @@ class _PlanCheck:
     # -------------------------------------------------------------------------------------- Tensors
 
     def _spec(self, spec: TensorSpec) -> None:
-        self._demand(spec.dtype in _DTYPES, "a dtype", spec.dtype)
+        self._demand(spec.dtype in DTYPES, "a dtype", spec.dtype)
         self._demand(
             len(spec.sizes) == len(spec.strides) <= _MAX_RANK,
             f"a stride for each of up to {_MAX_RANK} sizes",
@@ -474,17 +386,10 @@ class _PlanCheck:
 
 def _reach(spec: TensorSpec) -> int | None:
     """Return how many elements of memory a tensor spans; None where sizes that change decide."""
-    parts = [*spec.sizes, *spec.strides, spec.offset]
-    if not all(type(part) is int for part in parts):
+    if not all(type(part) is int for part in (*spec.sizes, *spec.strides, spec.offset)):
         return None
-    pairs = [
-        (int(size), int(stride)) for size, stride in zip(spec.sizes, spec.strides, strict=True)
-    ]
-    return (
-        0
-        if any(size == 0 for size, _ in pairs)
-        else int(spec.offset) + sum((n - 1) * s for n, s in pairs) + 1
-    )
+    spanned = span([*map(int, spec.sizes)], [*map(int, spec.strides)])
+    return spanned and int(spec.offset) + spanned
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -56,7 +56,7 @@ class Input:
     spec: TensorSpec | None = None
     aligned: bool = False
     changed: bool = False
-    number: float | None = None
+    number: bool | int | float | None = None
 
 
 @dataclass(frozen=True)
