@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.codegen import bench_rows
+from tools.codegen import bench_rows, worker_pool
 from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
-from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.codegen.worker_pool import Answer
 from tools.shared import measurement
 
 NAME = "codegen-random-programs"
@@ -62,7 +62,7 @@ def main() -> int:
         shards = sorted(options.results.glob(f"{name}.shard-*.json"))
         whole = merged([json.loads(path.read_text()) for path in shards])
         return _save(name, whole, options.results, LEAST)
-    number, of = map(int, options.shard.split("/"))
+    number, of = options.shard
     name += f".shard-{number}-of-{of}" if of > 1 else ""
     tasks = _tasks(options.first, options.count, number, of, small=not options.no_smaller)
     os.environ["CODEGEN_BENCH_DEVICE"] = options.device
@@ -96,14 +96,13 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
     the journal has an answer for are not asked again.
     """
     started = told = time.monotonic()
-    answers = _read(journal)
+    answers = worker_pool.noted(journal, "task")
     waiting = [task for task in tasks if task not in answers]
 
     def tell(task: Any, answer: Answer) -> None:
         nonlocal told
         answers[task] = answer
-        with journal.open("a") as file:
-            file.write(json.dumps({"task": task, **answer}) + "\n")
+        worker_pool.note(journal, "task", task, answer)
         for seed, (problem, text) in _wrong(task, answer).items():
             print(
                 f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True
@@ -116,14 +115,8 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
                 flush=True,
             )
 
-    if waiting:
-        pool = WorkerPool(
-            "tools.codegen.random_program_sides", min(processes, len(waiting)), renewed=True
-        )
-        try:
-            pool.answers("compare", waiting, seconds, tell)
-        finally:
-            pool.close()
+    sides = "tools.codegen.random_program_sides"
+    worker_pool.answered(sides, "compare", waiting, processes, seconds, tell)
     counts: collections.Counter[str] = collections.Counter()
     wrong: dict[str, Any] = {}
     for task in tasks:
@@ -136,13 +129,6 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
         "kinds": kinds(wrong),
         "seconds": round(time.monotonic() - started, 1),
     }
-
-
-def _read(journal: Path) -> dict[Any, Answer]:
-    """Return the answers that a journal has; a line that was not written whole is none."""
-    lines = journal.read_text().splitlines() if journal.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return {tuple(one.pop("task")): one for one in found}
 
 
 def _wrong(task: tuple[int, int, bool], answer: Answer) -> dict[str, Any]:
