@@ -3,7 +3,7 @@
 for a bundle's program.
 
 A plan in a bundle may come from anybody, so one that does what no generated program does is refused
-before anything of it runs (`_check_plan`): every buffer has to be there when it is used, every
+before anything of it runs (`_PlanCheck`): every buffer has to be there when it is used, every
 expression is over sizes that the inputs have, and every view lies within its buffer as far as
 numbers say. Which operators a plan may call is `allowed_operators`' to say.
 """
@@ -44,7 +44,9 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 
-_STEPS = {one.__name__: one for one in (Allocate, Launch, OperatorStep, Release, Seeds)}
+_STEPS: Mapping[str, type[Step]] = {
+    one.__name__: one for one in (Allocate, Launch, OperatorStep, Release, Seeds)
+}
 _OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
@@ -86,7 +88,7 @@ def read_plan(data: bytes) -> ProgramPlan:
         )
     try:
         plan = _plan(found)
-        _check_plan(plan)
+        _PlanCheck(plan).run()
         return plan
     except FormatError:
         raise
@@ -111,16 +113,12 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
 def _step(kind: str, data: Any) -> Step:
     if kind not in _STEPS:
         raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
-    step: Step = convert(data, _STEPS[kind])
-    return step
-
-
-def _check_plan(plan: ProgramPlan) -> None:
-    """Raise `FormatError` unless a plan is one that a generator could have written."""
-    _PlanCheck(plan).run()
+    return convert(data, _STEPS[kind])
 
 
 class _PlanCheck:
+    """Raises `FormatError` unless a plan is one that a generator could have written."""
+
     def __init__(self, plan: ProgramPlan) -> None:
         self._plan = plan
         self._sizes = frozenset({*plan.sizes, *plan.values})
