@@ -35,8 +35,7 @@ from bundler.compile.private_files import errors_of, is_trusted, user_directory,
 from bundler.errors import BundlerError, FormatError
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import ProgramPlan, read_plan
 
 _log = logger("bundler.codegen")
 SCHEMA = 1

@@ -19,7 +19,6 @@ from bundler.format.manifest import Content, Observed
 from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.program import bundle_programs
-from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import (
     Allocate,
     Input,
@@ -31,6 +30,7 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     Release,
     TensorSpec,
+    read_plan,
 )
 from bundler.runtime.tuning.tuning_winners import named_of
 from bundler.trust.subjects import subject_of

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from bundler.errors import ConfigError, FormatError
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import ProgramPlan, Seeds
+from bundler.runtime.program.program_plan import ProgramPlan, Seeds, read_plan
 from bundler.runtime.program.run import ProgramRunner, SeedStream, seed_numbers
 
 needs_torch = pytest.mark.skipif(

@@ -34,12 +34,12 @@ from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.device_tensors import DeviceTensor, span
 from bundler.runtime.program.graph_replay import GraphRunner
 from bundler.runtime.program.operator_arguments import ArgumentRefused, check_arguments
-from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import (
     KernelChoice,
     KernelEntry,
     OperatorStep,
     ProgramPlan,
+    read_plan,
 )
 from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
