@@ -439,60 +439,57 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     what Inductor calls.
     """
     models, inductor = result["models"], result["inductor"]
-
-    def named(found: Callable[[str, Found], Any]) -> list[str]:
-        return sorted(name for name, one in models.items() if found(name, one))
-
-    def counted(words: str, names: list[str], **bounds: Any) -> Found:
-        return measurement.row(words, len(names), f"of {len(models)}", names=names, **bounds)
-
     made = []
     for library in ("transformers", "timm") if whole else ():
-        judged = named(
-            lambda name, one, library=library: (  # type: ignore[misc]
-                name.startswith(library) and one["status"] not in {"absent", "broken"}
-            )
-        )
-        count = len({name.split()[1] for name in judged})
+        judged = {
+            name.split()[1]
+            for name, one in models.items()
+            if name.startswith(library) and one["status"] not in {"absent", "broken"}
+        }
         words = f"models of {library} that were judged"
-        made.append(measurement.row(words, count, "", least=_LEAST))
-    for status, words in (
-        ("wrong", "models and cases that are wrong"),
-        ("raises", "that raise"),
-        ("broken", "that eager mode cannot run"),
-    ):
-        names = named(lambda _, one, status=status: one["status"] == status)  # type: ignore[misc]
-        made.append(counted(words, names, most=0))
-    by_torch = named(lambda _, one: one.get("as_torch_has_them"))
-    made.append(counted("with a graph that runs as torch has it", by_torch, most=0))
-    more_breaks = named(
-        lambda name, one: name in inductor and _breaks(one) > _breaks(inductor[name])
-    )
-    made.append(counted("with more graph breaks than Inductor", more_breaks, most=0))
-    more_calls = named(lambda name, one: name in inductor and _extra_calls(one, inductor[name]))
-    made.append(counted("that call more operators than Inductor", more_calls, most=0))
-    at_steps = named(lambda _, one: one.get("steps"))
-    made.append(
-        counted("right but for a gradient at the step of a function, by rounding", at_steps)
-    )
+        made.append(measurement.row(words, len(judged), "", least=_LEAST))
+    # Words, whether a model is meant, and how many may be.
+    checks: list[tuple[str, Callable[[str, Found], Any], int | None]] = [
+        ("models and cases that are wrong", lambda _, one: one["status"] == "wrong", 0),
+        ("that raise", lambda _, one: one["status"] == "raises", 0),
+        ("that eager mode cannot run", lambda _, one: one["status"] == "broken", 0),
+        ("with a graph that runs as torch has it", lambda _, one: one.get("as_torch_has_them"), 0),
+        (
+            "with more graph breaks than Inductor",
+            lambda name, one: name in inductor and _breaks(one) > _breaks(inductor[name]),
+            0,
+        ),
+        (
+            "that call more operators than Inductor",
+            lambda name, one: name in inductor and _extra_calls(one, inductor[name]),
+            0,
+        ),
+        (
+            "right but for a gradient at the step of a function, by rounding",
+            lambda _, one: one.get("steps"),
+            None,
+        ),
+    ]
     if whole:
-        alone = named(
-            lambda name, one: (
-                _is_model(name)
-                and one["status"] in {"right", "wrong"}
-                and "called" not in inductor.get(name, {})
+        checks.append(
+            (
+                "without Inductor's calls to compare with",
+                lambda name, one: (
+                    name.startswith(("transformers ", "timm "))
+                    and one["status"] in {"right", "wrong"}
+                    and "called" not in inductor.get(name, {})
+                ),
+                0,
             )
         )
-        made.append(counted("without Inductor's calls to compare with", alone, most=0))
+    for words, is_meant, most in checks:
+        names = sorted(name for name, one in models.items() if is_meant(name, one))
+        made.append(measurement.row(words, len(names), f"of {len(models)}", names=names, most=most))
     return made
 
 
 def _breaks(found: Found) -> int:
     return sum(found.get("breaks", {}).values())
-
-
-def _is_model(name: str) -> bool:
-    return name.startswith(("transformers ", "timm "))
 
 
 def _extra_calls(found: Found, inductor: Found) -> int:

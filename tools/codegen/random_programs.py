@@ -117,17 +117,25 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
 
     sides = "tools.codegen.random_program_sides"
     worker_pool.answered(sides, "compare", waiting, processes, seconds, tell)
+    known = [(task, answers[task]) for task in tasks if task in answers]
+    parts = [{**answer, "wrong": _wrong(task, answer)} for task, answer in known]
+    late = [list(task[:2]) for task in tasks if task not in answers]
+    return _summed(parts, late, time.monotonic() - started)
+
+
+def _summed(parts: list[Found], late: list[Any], seconds: float) -> Found:
+    """Return the result that answers, or shards, have together."""
     counts: collections.Counter[str] = collections.Counter()
     wrong: dict[str, Any] = {}
-    for task in tasks:
-        counts.update(answers.get(task, {}).get("counts", {}))
-        wrong |= _wrong(task, answers.get(task, {}))
+    for part in parts:
+        counts.update(part.get("counts", {}))
+        wrong |= part["wrong"]
     return {
         "counts": dict(counts),
         "wrong": wrong,
-        "late": [list(task[:2]) for task in tasks if task not in answers],
+        "late": late,
         "kinds": kinds(wrong),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
     }
 
 
@@ -145,19 +153,9 @@ def kinds(wrong: Found) -> dict[str, int]:
 
 def merged(shards: list[Found]) -> Found:
     """Return results of several shards as one, beside the facts of the first one's machine."""
-    counts: collections.Counter[str] = collections.Counter()
-    wrong: dict[str, Any] = {}
-    for shard in shards:
-        counts.update(shard["counts"])
-        wrong |= shard["wrong"]
     facts = {name: shards[0][name] for name in measurement.facts() if name in shards[0]}
-    return facts | {
-        "counts": dict(counts),
-        "wrong": wrong,
-        "late": [late for shard in shards for late in shard["late"]],
-        "kinds": kinds(wrong),
-        "seconds": round(sum(shard["seconds"] for shard in shards), 1),
-    }
+    late = [late for shard in shards for late in shard["late"]]
+    return facts | _summed(shards, late, sum(shard["seconds"] for shard in shards))
 
 
 def rows(result: Found, least: int) -> list[Found]:
