@@ -37,8 +37,7 @@ from bundler.errors import BundlerError, FormatError
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.listeners import program_listeners
 from bundler.package_loggers import logger
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import ProgramPlan, read_plan
 from bundler.toolchain.tuner_toolchain import delegates
 
 _log = logger("bundler.codegen")

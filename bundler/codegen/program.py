@@ -30,8 +30,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
 from bundler.runtime.program.program_plan import ProgramPlan
-from bundler.runtime.program.run import Launcher, ProgramRunner
-from bundler.runtime.program.seed_stream import SeedSource
+from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 # Name of a program whose graph comes from no function.

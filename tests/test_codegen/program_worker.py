@@ -15,7 +15,7 @@ import torch
 from program_cases import CASES
 
 from bundler.codegen.program import GenerateOptions, generate
-from bundler.runtime.program.plan_reading import read_plan
+from bundler.runtime.program.program_plan import read_plan
 
 assert function_cases, "importing adds its functions"
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from bundler.codegen.program import GenerateOptions, generate
-from bundler.runtime.program.seed_stream import seed_numbers
+from bundler.runtime.program.run import seed_numbers
 
 ROWS, COLUMNS = 32, 128
 COUNT = ROWS * COLUMNS

@@ -10,8 +10,11 @@ torch = pytest.importorskip("torch")
 
 from bundler.codegen.program import generate  # noqa: E402
 from bundler.runtime.program.allowed_operators import unlisted  # noqa: E402
-from bundler.runtime.program.plan_reading import read_plan  # noqa: E402
-from bundler.runtime.program.program_plan import Launch, OperatorStep  # noqa: E402
+from bundler.runtime.program.program_plan import (  # noqa: E402
+    Launch,
+    OperatorStep,
+    read_plan,
+)
 
 
 def test_a_check_comes_before_an_input_is_changed():

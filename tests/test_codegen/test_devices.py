@@ -17,7 +17,7 @@ from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import generate, program_of_graph  # noqa: E402
 from bundler.codegen.trace import decompositions, trace  # noqa: E402
 from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
-from bundler.runtime.program.plan_reading import read_plan  # noqa: E402
+from bundler.runtime.program.program_plan import read_plan  # noqa: E402
 
 
 def called(program):

@@ -32,7 +32,7 @@ def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
     """
     from bundler.codegen.program import GenerateOptions, generate
     from bundler.errors import ConfigError
-    from bundler.runtime.program.plan_reading import read_plan
+    from bundler.runtime.program.program_plan import read_plan
 
     def function(a):
         return a * 2, a + 1

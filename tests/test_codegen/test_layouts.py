@@ -320,7 +320,7 @@ def test_a_result_at_an_odd_address_is_copied():
 
 def test_a_plan_keeps_what_inputs_and_results_have_to_be():
     """The checks hold for a plan that was read from a bundle."""
-    from bundler.runtime.program.plan_reading import read_plan
+    from bundler.runtime.program.program_plan import read_plan
 
     plan = plan_of(lambda n, x: (x.add_(1), x @ x)[1] * n, 3, torch.ones(4, 4))
     found = read_plan(plan.to_json())

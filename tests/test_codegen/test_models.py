@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tools.codegen import model_cases, model_process, models, second_start  # noqa: E402
+from tools.codegen import model_cases, model_process, model_times, models  # noqa: E402
 from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
 
 
@@ -183,7 +183,7 @@ def options(**overrides):
         "kind": "cases",
         "mode": "inference,training",
         "only": [],
-        "shard": "1/1",
+        "shard": (1, 1),
         "resume": False,
         "again": False,
         "device": "cpu",
@@ -191,7 +191,6 @@ def options(**overrides):
         "seconds": 60.0,
         "limit": None,
         "no_inductor": True,
-        "inductor_only": False,
         "time": False,
         "graphs": False,
         "drawn_candidates": False,
@@ -203,7 +202,7 @@ def test_shards_have_each_task_once_and_forty_of_each_library():
     """The parts of a run are disjoint and complete, and the lists are long enough."""
     everything = models.chosen(options(kind="transformers,timm,cases"))
     parts = [
-        models.chosen(options(kind="transformers,timm,cases", shard=f"{part}/3"))
+        models.chosen(options(kind="transformers,timm,cases", shard=(part, 3)))
         for part in (1, 2, 3)
     ]
     assert sorted(task for part in parts for task in part) == sorted(everything)
@@ -245,7 +244,7 @@ def test_a_crash_and_a_hang_are_each_a_model_that_raises(
 
 @pytest.mark.usefixtures("begun")
 def test_an_answer_counts_though_what_inductor_calls_takes_too_long(monkeypatch, tmp_path):
-    """Ours is noted before Inductor begins, whose count may then be had by itself."""
+    """Ours is noted before Inductor begins."""
     (tmp_path / "slow_peer.py").write_text(
         "import time\n"
         "from tools.codegen import model_process\n"
@@ -396,12 +395,12 @@ def test_a_second_start_is_told_without_what_torch_does_before():
     """
     frames = {"_compile.compile_inner": 9.0, "OutputGraph.call_user_compiler": 6.0}
     ours = frames | {"create_aot_dispatcher_function": 5.0}
-    assert second_start._by_torch(ours, inside=1.0) == 3.0 + 4.0
+    assert model_times._by_torch(ours, inside=1.0) == 3.0 + 4.0
     cold = ours | {"compile_fx.<locals>.fw_compiler_base": 4.5}
-    assert second_start._by_torch(cold, inside=0.0) == 3.0 + 0.5
-    assert second_start._by_torch(frames, inside=0.0) == 3.0
+    assert model_times._by_torch(cold, inside=0.0) == 3.0 + 0.5
+    assert model_times._by_torch(frames, inside=0.0) == 3.0
     sides = {
         "ours": {"whole_s": 3.0, "rest_s": 1.0},
         "inductor": {"whole_s": 4.0, "rest_s": 2.0},
     }
-    assert second_start.ratios(sides) == {"second start": 0.75, "second start's rest": 0.5}
+    assert model_times.second_ratios(sides) == {"second start": 0.75, "second start's rest": 0.5}

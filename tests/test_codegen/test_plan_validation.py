@@ -19,7 +19,6 @@ from bundler.format.manifest import Content, Observed
 from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.program import bundle_programs
-from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import (
     Allocate,
     Input,
@@ -31,6 +30,7 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     Release,
     TensorSpec,
+    read_plan,
 )
 from bundler.runtime.tuning.tuning_winners import named_of
 from bundler.trust.subjects import subject_of
@@ -103,8 +103,16 @@ HOSTILE = {
         "expression",
     ),
     "a size that no input has": ((STEPS, 1, 1, "arguments", 2), "ks7", "expression over ks0, ks1"),
-    "a size of the wrong type": ((STEPS, 0, 1, "spec", "sizes", 0), 4.5, "TypeError"),
-    "a size that is a truth": ((STEPS, 0, 1, "spec", "sizes", 0), True, "TypeError"),
+    "a size of the wrong type": (
+        (STEPS, 0, 1, "spec", "sizes", 0),
+        4.5,
+        r"`int \| str`, got `float`",
+    ),
+    "a size that is a truth": (
+        (STEPS, 0, 1, "spec", "sizes", 0),
+        True,
+        r"`int \| str`, got `bool`",
+    ),
     "a size below zero": ((STEPS, 0, 1, "spec", "sizes", 0), -4, "whole number from 0"),
     "a size beyond all memory": ((STEPS, 0, 1, "spec", "sizes", 0), BIG, "at most"),
     "a stride beyond all memory": ((STEPS, 0, 1, "spec", "strides", 0), BIG, "at most"),

@@ -18,8 +18,7 @@ from bundler import Bundle
 from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.device_tensors import DeviceTensor
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import Allocate, Launch
+from bundler.runtime.program.program_plan import Allocate, Launch, read_plan
 from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from bundler.errors import ConfigError, FormatError
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import ProgramPlan, Seeds
-from bundler.runtime.program.run import ProgramRunner
-from bundler.runtime.program.seed_stream import SeedStream, seed_numbers
+from bundler.runtime.program.program_plan import ProgramPlan, Seeds, read_plan
+from bundler.runtime.program.run import ProgramRunner, SeedStream, seed_numbers
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -175,7 +173,7 @@ def test_a_plan_with_another_number_of_seeds_is_damaged(count):
     """The step goes through JSON and back; what is no number of seeds is refused."""
     assert read_plan(plan().to_json()) == plan()
     damaged = plan().to_json().replace(b'"count":3', b'"count":' + json.dumps(count).encode())
-    with pytest.raises(FormatError, match="number of seeds"):
+    with pytest.raises(FormatError, match=r"number of seeds|\$\.count"):
         read_plan(damaged)
 
 

@@ -148,12 +148,10 @@ def test_a_crash_and_a_hang_of_one_case_end_no_other(beside):
     """
     beside("suite_answers")
     tasks = ["right", "crash", "raise", "hang", "spent", "lost", "last"]
-    pool = worker_pool.WorkerPool("suite_answers", 1, renewed=True)
     told = []
-    try:
-        found = pool.answers("answered", tasks, 60.0, lambda *told_: told.append(told_), each_s=3.0)
-    finally:
-        pool.close()
+    found = worker_pool.answered(
+        "suite_answers", "answered", tasks, 1, 60.0, lambda *told_: told.append(told_), each_s=3.0
+    )
     assert [task for task, _ in told] == tasks
     assert found["crash"] == {"error": "its process ended with -11"}
     assert found["hang"] == {"error": "no answer in 3 s"}

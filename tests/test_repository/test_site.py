@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from tools.docs_site.__main__ import write_pages
+from tools.docs_site.__main__ import faults, write_pages
 from tools.docs_site.code_blocks import FENCE
-from tools.docs_site.site_links import faults
 from tools.docs_site.site_pages import LINK, with_links_turned
 
 

@@ -80,7 +80,7 @@ def test_nobody_measures_python_alone_unawares(package, tmp_path):
         f"note: bundler has no _launch here, so that this is about Python alone; `make {package}"
         " PROGRAM=bundle` builds"
     )
-    (folder / "runtime/launch/_launch.cpython-311.so").touch()
+    (folder / "runtime/launch/_launch.abi3.so").touch()
     assert "note:" not in said()
 
 

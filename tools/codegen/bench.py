@@ -12,25 +12,37 @@ docs/results/codegen-bench.json.
 All processes compile at the same time; then each times its graphs, one after the other, while the
 others wait. Both sides have their default settings: the first candidates of the heuristics, tuned
 where there are several. `bench_sides` says how a call is timed and what is counted and how
-generation is timed, `cold_start` what a cold start is.
+generation is timed.
+
+A cold start is from nothing to the first results of all graphs: by torch.compile, and from bundles
+that were built before.  Each side is a new process with empty cache directories, a cache manager of
+Triton that notes compiles, and a ptxas that notes calls.  `process_s` is from the start of the
+process to its end, `work_s` from the first graph to the last result, once imports are done and
+inputs are there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tools.codegen import bench_rows, cold_start
+from tools.codegen import bench_rows
 from tools.codegen.command_line import parser
 from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.gpu.torch_compile import counting_ptxas
 from tools.shared import measurement
+from tools.shared.measurement import median
+from tools.shared.processes import ROOT, captured, command, python_path
 
 NAME = "codegen-bench"
 PROCESSES = 12
 _TIMING_S = 30.0
+_COLD_ROUNDS = 3
 
 
 def main() -> int:
@@ -44,21 +56,14 @@ def main() -> int:
     line.add_argument(
         "--cold", type=Path, help="folder of bundles: start from them, and from nothing"
     )
-    line.add_argument(
-        "--only-cold", action="store_true", help="add cold starts to a result that is there"
-    )
     options = line.parse_args()
     path = options.results / f"{NAME}.json"
     if options.check:
         return bench_rows.show(json.loads(path.read_text()))
-    result: dict[str, Any] = {"graphs": {}}
-    if options.only_cold:
-        result = json.loads(path.read_text()) if path.exists() else result
-    else:
-        result["graphs"] = compared(options.names, options.processes, options.seconds)
-        _save(result, options.results)
+    result: dict[str, Any] = {"graphs": compared(options.names, options.processes, options.seconds)}
+    _save(result, options.results)
     if options.cold:
-        result["cold"] = cold_start.measured(options.cold, options.names)
+        result["cold"] = _cold(options.cold, options.names)
         _save(result, options.results)
     return bench_rows.show(result | {"rows": bench_rows.rows(result)})
 
@@ -69,13 +74,13 @@ def compared(names: list[str], processes: int, seconds: float) -> dict[str, Answ
 
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     chosen, started = names or list(GRAPHS), time.monotonic()
-    pool = WorkerPool("tools.codegen.bench_sides", min(processes, len(chosen)))
 
     def tell(name: str, answer: Answer) -> None:
         words = answer.get("error") or f"kernels {answer['kernels']} off {answer['off']}"
         print(f"{time.monotonic() - started:6.1f} s  {name}: {words[:300]}", flush=True)
 
-    try:
+    sides = "tools.codegen.bench_sides"
+    with closing(WorkerPool(sides, min(processes, len(chosen)))) as pool:
         found = pool.answers("prepare", chosen, seconds, tell)
         for name in chosen:
             if "error" not in found[name] and _has_gpu():
@@ -84,8 +89,6 @@ def compared(names: list[str], processes: int, seconds: float) -> dict[str, Answ
                     f"{time.monotonic() - started:6.1f} s  {bench_rows.line(name, found[name])}",
                     flush=True,
                 )
-    finally:
-        pool.close()
     return {name: found[name] for name in chosen}
 
 
@@ -95,3 +98,63 @@ def _has_gpu() -> bool:
 
 def _save(result: dict[str, Any], folder: Path) -> None:
     measurement.save(NAME, result | {"rows": bench_rows.rows(result)}, folder)
+
+
+# ------------------------------------------------------------------------------------- Cold starts
+
+
+def _cold(bundles: Path, names: list[str]) -> dict[str, Any]:
+    """Return what each side takes: torch.compile once, the bundles several times."""
+    replays = {
+        side: [
+            _process("tools.codegen.cold_replay", side, str(bundles), *names)
+            for _ in range(_COLD_ROUNDS)
+        ]
+        for side in ("replay", "replay_torch")
+    }
+    graphs = replays["replay"][0].get("names", names)
+    found = {side: _middle(samples) for side, samples in replays.items()}
+    return {**found, "compile": _process("tools.codegen.cold_compile", *graphs)}
+
+
+def _middle(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first sample with the medians of the times of all."""
+    if any("error" in sample for sample in samples):
+        return next(sample for sample in samples if "error" in sample)
+    times = {what: [sample[what] for sample in samples] for what in ("process_s", "work_s")}
+    return samples[0] | {what: median(found) for what, found in times.items()} | {"samples": times}
+
+
+def _process(program: str, *arguments: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="cold.") as name:
+        folder = Path(name)
+        compiles, assembled = folder / "compiles", folder / "ptxas-calls"
+        for path in (compiles, assembled):
+            path.write_bytes(b"")
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))
+        }
+        environment = {
+            **clean,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_HOME": str(folder / "home"),
+            "PYTHONPATH": python_path(),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager",
+            "GPU_TORCH_COMPILES": str(compiles),
+            "GPU_TORCH_PTXAS": str(assembled),
+            **counting_ptxas(folder),
+        }
+        started = time.monotonic()
+        done = captured(*command(program, *arguments), env=environment, cwd=ROOT)
+        process_s = time.monotonic() - started
+        if done.returncode:
+            return {"error": done.stderr[-3000:], "process_s": process_s}
+        return {
+            **json.loads(done.stdout.splitlines()[-1]),
+            "process_s": process_s,
+            "compiles": len(compiles.read_text().splitlines()),
+            "ptxas": len(assembled.read_text().splitlines()),
+        }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tools.shared import measurement
-from tools.shared.measurement import shown, target
+from tools.shared.measurement import shown, table, target, verdict
 
 OURS, THEIRS = "ours", "inductor"
 # Of Inductor's, for the same graph.
@@ -209,17 +209,17 @@ def section(result: Found) -> str:
         "graph|time|a call|kernels: ours, Inductor's|generation, ms|MB moved|GB/s|registers|stack"
     )
     by_graph = [row for row in result["rows"] if "graph" in row]
-    table = _table(names.split("|"), [_cells(row, graphs[row["graph"]]) for row in by_graph])
+    each = table(names.split("|"), [_cells(row, graphs[row["graph"]]) for row in by_graph])
     kept = rows_table([row for row in result["rows"] if "graph" not in row])
     about = SECTION.format(count=len(graphs))
-    return f"## Generated kernels beside Inductor's\n\n{about}\n{kept}\n{table}"
+    return f"## Generated kernels beside Inductor's\n\n{about}\n{kept}\n{each}"
 
 
 def _cells(row: Found, one: Found) -> list[str]:
     sides = (OURS, THEIRS)
     return [
         row["graph"],
-        _verdict(row),
+        verdict(row),
         row["peer"],
         _beside(launches(one, side) for side in sides),
         _beside(f"{one['generation_ms'][side][0]:.1f}" for side in sides),
@@ -232,10 +232,10 @@ def _cells(row: Found, one: Found) -> list[str]:
 
 def rows_table(lines: Sequence[Found], prefix: str = "") -> str:
     """Return rows as a table of the page, without a prefix that all have."""
-    return _table(
+    return table(
         ["what", "figure", "beside it", "target"],
         [
-            [row["work"].removeprefix(prefix), _verdict(row), row["peer"], target(row)]
+            [row["work"].removeprefix(prefix), verdict(row), row["peer"], target(row)]
             for row in lines
         ],
     )
@@ -243,15 +243,6 @@ def rows_table(lines: Sequence[Found], prefix: str = "") -> str:
 
 def _beside(figures: Iterable[Any]) -> str:
     return ", ".join(map(str, figures))
-
-
-def _verdict(row: Found) -> str:
-    figure = shown(row["figure"], row["unit"])
-    return figure if row["ok"] else f"**{figure}**"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *lines)) + "\n"
 
 
 def _median(one: Found, side: str) -> float:

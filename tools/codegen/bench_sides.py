@@ -35,10 +35,11 @@ import torch
 from bundler.codegen.program import GenerateOptions, Program, program_of_graph
 from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.program.device_tensors import item_bytes
+from bundler.runtime.program.device_tensors import item_bytes, span
 from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
 from tools.codegen.bench_rows import OURS, THEIRS
 from tools.codegen.compared_graphs import GRAPHS, filled
+from tools.codegen.counts import CALLED
 from tools.gpu.generated_workers import distance
 
 Found = dict[str, Any]
@@ -50,9 +51,6 @@ DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
 RANDOM = frozenset({"dropout"})
 # Place of an input of which few rows are read.
 LOOKED_UP = {"embedding_sum": 1}
-_CALLED = re.compile(
-    r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE
-)
 _folders: dict[str, Path] = {}
 _warm: list[bool] = []
 _ROUNDS = 25
@@ -85,10 +83,10 @@ def prepare(name: str) -> Found:
     return {
         "generation_ms": {side: [1e3 * one for one in found] for side, found in seconds.items()},
         "kernels": {
-            OURS: _launches(program),
+            OURS: _steps(program, Launch),
             THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE)),
         },
-        "calls": {OURS: _calls(program), THEIRS: len(_CALLED.findall(text))},
+        "calls": {OURS: _steps(program, OperatorStep), THEIRS: len(CALLED.findall(text))},
         "bytes": _moved(program),
         "least_bytes": least_bytes(name),
         "resources": {side: _resources(folder / side) for side in (OURS, THEIRS)},
@@ -218,12 +216,8 @@ def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
 # -------------------------------------------------------------------------------- What kernels take
 
 
-def _launches(program: Program) -> int:
-    return sum(isinstance(step, Launch) for step in program.plan.steps)
-
-
-def _calls(program: Program) -> int:
-    return sum(isinstance(step, OperatorStep) for step in program.plan.steps)
+def _steps(program: Program, kind: type) -> int:
+    return sum(isinstance(step, kind) for step in program.plan.steps)
 
 
 def _config(module: Any) -> str:
@@ -240,27 +234,17 @@ def _moved(program: Program) -> int:
     total = 0
     for step in program.plan.steps:
         if isinstance(step, Launch):
-            names = dict(
-                zip(
-                    map(str, step.arguments),
-                    program.plan.kernels[step.kernel].parameters,
-                    strict=False,
-                )
-            )
+            parameters = program.plan.kernels[step.kernel].parameters
+            names = dict(zip(map(str, step.arguments), parameters, strict=False))
             for buffer, parameter in names.items():
                 spec = specs.get(buffer[1:]) if buffer.startswith("@") else None
-                total += (
-                    0
-                    if spec is None
-                    else _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
-                )
+                if spec is not None:
+                    total += _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
     return total
 
 
 def _bytes(spec: TensorSpec) -> int:
-    pairs = zip(spec.sizes, spec.strides, strict=True)
-    last = sum((int(size) - 1) * int(stride) for size, stride in pairs)
-    return int((last + 1) * item_bytes(spec.dtype))
+    return span([*map(int, spec.sizes)], [*map(int, spec.strides)]) * item_bytes(spec.dtype)
 
 
 def least_bytes(name: str) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs graphs once by torch.compile, from nothing: a process of `cold_start`.
+"""Runs graphs once by torch.compile, from nothing: a process of `bench --cold`.
 
     python -m tools.codegen.cold_compile [NAME ...]
 

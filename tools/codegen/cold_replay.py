@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of bundles once, from nothing: a process of `cold_start`, in which torch and
+"""Runs the programs of bundles once, from nothing: a process of `bench --cold`, in which torch and
 Triton cannot be imported, or torch is.
 
     python -m tools.codegen.cold_replay replay|replay_torch FOLDER [NAME ...]

@@ -9,7 +9,14 @@ from typing import Any
 
 from tools.shared import measurement
 
-DEVICES = ("cuda", "cpu")
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N, as 1/40")
+    return int(number), int(count)
+
+
 # Those that have a help text alone are switches.
 _COMMON: dict[str, dict[str, Any]] = {
     "names": {"nargs": "*", "metavar": "NAME", "help": "graphs; without one all"},
@@ -20,8 +27,13 @@ _COMMON: dict[str, dict[str, Any]] = {
     "processes": {"type": int, "help": "how many work side by side"},
     "workers": {"type": int, "help": "how many processes work side by side"},
     "first": {"type": int, "default": 0, "help": "first seed"},
-    "device": {"choices": DEVICES, "help": "cpu: Triton's interpreter"},
-    "shard": {"default": "1/1", "metavar": "I/N", "help": "the I-th of N parts, from 1"},
+    "device": {"choices": ("cuda", "cpu"), "help": "cpu: Triton's interpreter"},
+    "shard": {
+        "type": _shard,
+        "default": (1, 1),
+        "metavar": "I/N",
+        "help": "the I-th of N parts, from 1",
+    },
     "resume": {"help": "only what the result has no answer for"},
     "again": {"help": "only what the result says is not right"},
 }

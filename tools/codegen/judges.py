@@ -18,8 +18,9 @@ import dataclasses
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.codegen import models
 from tools.codegen.command_line import parser
@@ -68,18 +69,11 @@ class Shard:
     def _run(self, judge: str, device: str, words: list[str], *gpus: int) -> None:
         left = f"{max(self.until - time.monotonic(), 0):.0f}"
         line = [judge, "--device", device, "--resume", "--seconds", left, *words]
-        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if device == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         with (self.folder / f"{judge}.{self.number}.log").open("a") as log:
-            subprocess.run(
-                command("tools.codegen", *line),
-                env={**os.environ, **variables},
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,  # the result of all shards says what is wrong
-            )
+            _ran(line, variables, log)  # the result of all shards says what is wrong
 
 
 def main() -> int:
@@ -140,13 +134,20 @@ def together(judge: str, device: str, shards: Sequence[Shard]) -> int:
         calls = [["--device", device, *merge, "--results", str(folder)]]
     status = 0
     for words in calls:
-        status = subprocess.run(
-            command("tools.codegen", judge, *words),
-            env={**os.environ, "PYTHONPATH": python_path()},
-            cwd=ROOT,
-            check=False,
-        ).returncode
+        status = _ran([judge, *words])
     return status
+
+
+def _ran(line: Sequence[str], variables: Mapping[str, str] | None = None, log: Any = None) -> int:
+    """Run a judge, which writes into a log or where this program writes; returns its status."""
+    return subprocess.run(
+        command("tools.codegen", *line),
+        env={**os.environ, "PYTHONPATH": python_path(), **(variables or {})},
+        cwd=ROOT,
+        stdout=log,
+        stderr=log and subprocess.STDOUT,
+        check=False,
+    ).returncode
 
 
 if __name__ == "__main__":

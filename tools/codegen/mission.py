@@ -25,7 +25,7 @@ from typing import Any
 from tools.codegen import bench_rows
 from tools.codegen.command_line import parser
 from tools.shared import measurement
-from tools.shared.processes import output
+from tools.shared.processes import answer
 
 NAME = "codegen-mission"
 TARGETS = ("cuda:90",)
@@ -145,13 +145,8 @@ def section(result: Found) -> str:
 def _process(program: str, *arguments: str) -> Found:
     """Run a module, which prints JSON in its last line."""
     try:
-        printed = output(
-            program,
-            *arguments,
-            environment={"TRITON_BUNDLER_STRICT": "error"},
-            timeout_s=_LIMIT_S,
-        )
+        strict = {"TRITON_BUNDLER_STRICT": "error"}
+        found: Found = answer(program, *arguments, environment=strict, timeout_s=_LIMIT_S)
     except RuntimeError as error:
         return {"error": str(error)[-3000:]}
-    found: Found = json.loads(printed.splitlines()[-1])
     return found

@@ -18,8 +18,7 @@ import torch
 
 from bundler import Bundle
 from bundler.format.program_paths import program_name
-from bundler.runtime.program.plan_reading import read_plan
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import ProgramPlan, read_plan
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays
 from tools.gpu.generated_workers import distance

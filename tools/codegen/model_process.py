@@ -4,7 +4,7 @@
 
     python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE ASKED
 
-ASKED is no, too, only, time, time-graphs, judge-graphs or second-SIDE: see `judged`.
+ASKED is no, too, time, time-graphs, judge-graphs or second-SIDE: see `judged`.
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -28,14 +28,13 @@ import torch
 from torch import _dynamo as dynamo
 from torch import nn
 
-from tools.codegen import model_times, second_start
+from tools.codegen import model_times
 from tools.codegen.drawn_candidates import draw_candidates
 from tools.codegen.model_judge import Tensors, flat, wrong, wrong_beside_all
 
 Found = dict[str, Any]
 # Rows of an example.  Batch norm needs some, or its gradients are all rounding.
 BATCHES = {"cuda": (8, 12, 10), "cpu": (3, 5, 4)}
-WHOLE_GRAPH = "the whole graph"
 # Results that are wrong, of one model, that are listed.
 _LISTED = 8
 # Runs with weights that are off by their last bit, for a result that is wrong beside eager mode: of
@@ -48,23 +47,20 @@ _REPEATED = 10
 def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Iterator[Found]:
     """Yield what is known of a model: `status` is right, wrong, raises, absent (not in this
     release) or broken (eager mode fails).  Then the same with what Inductor calls, where it is
-    `too`; where it is `only`, that alone; where it is `time`, times alone.
+    `too`; where it is `time`, times alone.
     """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
         subject = Subject(models, name, mode, device)
-        if inductor == "only":
-            yield {"status": "", "inductor": _inductor(subject)}
-            return
         if inductor.startswith("time"):
             graphs = "graphs" in inductor
             task = () if graphs else (library, name, mode, device)
             times = model_times.measured(subject, *task, graphs=graphs)
             yield {"status": "", "times": times}
             return
-        if inductor.startswith(second_start.ASKED):
-            side = inductor.removeprefix(second_start.ASKED)
-            yield {"status": "", "first": second_start.first_call(subject, side)}
+        if inductor.startswith(model_times.ASKED):
+            side = inductor.removeprefix(model_times.ASKED)
+            yield {"status": "", "first": model_times.first_call(subject, side)}
             return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:

@@ -112,11 +112,6 @@ def main() -> int:
     line.add_argument("--only", action="append", default=[], metavar="NAME", help="repeatable")
     line.add_argument("--limit", type=float, help="seconds that a model may take")
     line.add_argument(
-        "--inductor-only",
-        action="store_true",
-        help="judge nothing; what Inductor calls, where the result does not have it",
-    )
-    line.add_argument(
         "--time",
         action="store_true",
         help="judge nothing; how long a call takes beside eager mode and Inductor",
@@ -173,7 +168,7 @@ def chosen(options: argparse.Namespace) -> list[Task]:
         tasks = [task for task in tasks if task[1] in options.only]
     took = _seconds_before()
     tasks.sort(key=lambda task: -took.get(key(task), 0.0))
-    part, parts = (int(one) for one in options.shard.split("/"))
+    part, parts = options.shard
     return tasks[part - 1 :: parts]
 
 
@@ -242,11 +237,7 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     facts = measurement.facts()
     result |= {name: value for name, value in facts.items() if name != "commit" or value}
     started = time.monotonic()
-    took = _seconds_before()
-    waiting = sorted(
-        (task for task in tasks if _asked(task, result, options)),
-        key=lambda task: -took.get(key(task), 0.0),
-    )
+    waiting = [task for task in tasks if _asked(task, result, options)]
     limit_s = options.limit or LIMIT_S[options.device]
 
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -279,16 +270,14 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
             name, found = futures[done], done.result()
             if found is None:
                 continue
-            _keep(name, found, result, options)
+            _keep(name, found, result)
             save(result, options.out)
             print(
                 f"{time.monotonic() - started:6.1f} s "
                 f" {line(name, found, result['inductor'].get(name))}",
                 flush=True,
             )
-    answered = result[
-        "times" if options.time else "inductor" if options.inductor_only else "models"
-    ]
+    answered = result["times" if options.time else "models"]
     late = [key(task) for task in waiting if key(task) not in answered]
     if late:
         print(
@@ -296,14 +285,14 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
         )
 
 
-def _keep(name: str, found: Found, result: Found, options: argparse.Namespace) -> None:
+def _keep(name: str, found: Found, result: Found) -> None:
     """Put what was found of a model into the result."""
     counted = found.pop("inductor", None)
     if counted is not None:
         result["inductor"][name] = counted | {"torch": _torch()}
     if "times" in found:
         result["times"][name] = found["times"]
-    elif not options.inductor_only:
+    else:
         result["models"][name] = found
 
 
@@ -317,8 +306,6 @@ def _seconds_before() -> dict[str, float]:
 
 
 def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
-    if options.inductor_only:
-        return _uncounted(task, result)
     if options.time:
         return task[2] != "" and not (options.resume and key(task) in result.get("times", {}))
     found = result["models"].get(key(task))
@@ -330,8 +317,6 @@ def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
 def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
     if options.time or options.graphs:
         return ("time" if options.time else "judge") + ("-graphs" if options.graphs else "")
-    if options.inductor_only:
-        return "only"
     return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
@@ -356,8 +341,7 @@ def judged(
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: whether what Inductor calls is counted: `no`, `too`, or `only` that; `time` and
-            `time-graphs` take times alone, `judge-graphs` has calls as CUDA graphs.
+        inductor: whether what Inductor calls is counted, `no` or `too`; `time` and `time-graphs` take times alone, `judge-graphs` has calls as CUDA graphs.
         core: that it runs on.
         kernels: Triton's directory; None for one of its own.
     """
@@ -455,60 +439,57 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     what Inductor calls.
     """
     models, inductor = result["models"], result["inductor"]
-
-    def named(found: Callable[[str, Found], Any]) -> list[str]:
-        return sorted(name for name, one in models.items() if found(name, one))
-
-    def counted(words: str, names: list[str], **bounds: Any) -> Found:
-        return measurement.row(words, len(names), f"of {len(models)}", names=names, **bounds)
-
     made = []
     for library in ("transformers", "timm") if whole else ():
-        judged = named(
-            lambda name, one, library=library: (  # type: ignore[misc]
-                name.startswith(library) and one["status"] not in {"absent", "broken"}
-            )
-        )
-        count = len({name.split()[1] for name in judged})
+        judged = {
+            name.split()[1]
+            for name, one in models.items()
+            if name.startswith(library) and one["status"] not in {"absent", "broken"}
+        }
         words = f"models of {library} that were judged"
-        made.append(measurement.row(words, count, "", least=_LEAST))
-    for status, words in (
-        ("wrong", "models and cases that are wrong"),
-        ("raises", "that raise"),
-        ("broken", "that eager mode cannot run"),
-    ):
-        names = named(lambda _, one, status=status: one["status"] == status)  # type: ignore[misc]
-        made.append(counted(words, names, most=0))
-    by_torch = named(lambda _, one: one.get("as_torch_has_them"))
-    made.append(counted("with a graph that runs as torch has it", by_torch, most=0))
-    more_breaks = named(
-        lambda name, one: name in inductor and _breaks(one) > _breaks(inductor[name])
-    )
-    made.append(counted("with more graph breaks than Inductor", more_breaks, most=0))
-    more_calls = named(lambda name, one: name in inductor and _extra_calls(one, inductor[name]))
-    made.append(counted("that call more operators than Inductor", more_calls, most=0))
-    at_steps = named(lambda _, one: one.get("steps"))
-    made.append(
-        counted("right but for a gradient at the step of a function, by rounding", at_steps)
-    )
+        made.append(measurement.row(words, len(judged), "", least=_LEAST))
+    # Words, whether a model is meant, and how many may be.
+    checks: list[tuple[str, Callable[[str, Found], Any], int | None]] = [
+        ("models and cases that are wrong", lambda _, one: one["status"] == "wrong", 0),
+        ("that raise", lambda _, one: one["status"] == "raises", 0),
+        ("that eager mode cannot run", lambda _, one: one["status"] == "broken", 0),
+        ("with a graph that runs as torch has it", lambda _, one: one.get("as_torch_has_them"), 0),
+        (
+            "with more graph breaks than Inductor",
+            lambda name, one: name in inductor and _breaks(one) > _breaks(inductor[name]),
+            0,
+        ),
+        (
+            "that call more operators than Inductor",
+            lambda name, one: name in inductor and _extra_calls(one, inductor[name]),
+            0,
+        ),
+        (
+            "right but for a gradient at the step of a function, by rounding",
+            lambda _, one: one.get("steps"),
+            None,
+        ),
+    ]
     if whole:
-        alone = named(
-            lambda name, one: (
-                _is_model(name)
-                and one["status"] in {"right", "wrong"}
-                and "called" not in inductor.get(name, {})
+        checks.append(
+            (
+                "without Inductor's calls to compare with",
+                lambda name, one: (
+                    name.startswith(("transformers ", "timm "))
+                    and one["status"] in {"right", "wrong"}
+                    and "called" not in inductor.get(name, {})
+                ),
+                0,
             )
         )
-        made.append(counted("without Inductor's calls to compare with", alone, most=0))
+    for words, is_meant, most in checks:
+        names = sorted(name for name, one in models.items() if is_meant(name, one))
+        made.append(measurement.row(words, len(names), f"of {len(models)}", names=names, most=most))
     return made
 
 
 def _breaks(found: Found) -> int:
     return sum(found.get("breaks", {}).values())
-
-
-def _is_model(name: str) -> bool:
-    return name.startswith(("transformers ", "timm "))
 
 
 def _extra_calls(found: Found, inductor: Found) -> int:

@@ -5,8 +5,6 @@ in float64; writes docs/results/codegen-random.json.
     python -m tools.codegen random-graphs --count 2000 --small 500 --results OUT
     python -m tools.codegen random-graphs --first SEED --count 1
         one again
-    python -m tools.codegen random-graphs --again --results OUT
-        those that the result says are wrong, after a change
     python -m tools.codegen random-graphs --check
 
 The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes
@@ -20,12 +18,11 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from tools.codegen import bench_rows
 from tools.codegen.command_line import parser
-from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.codegen.worker_pool import Answer, answered
 from tools.shared import measurement
 
 NAME = "codegen-random"
@@ -48,7 +45,7 @@ def main() -> int:
     """Run all seeds; 1 when something is wrong."""
     line = parser(
         __doc__,
-        "first seconds processes results again check",
+        "first seconds processes results check",
         seconds=300.0,
         processes=PROCESSES,
     )
@@ -57,8 +54,6 @@ def main() -> int:
     options = line.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
-    if options.again:
-        return again(options.results, options.processes, options.seconds)
     tasks = [
         *_tasks("large", options.first, options.count),
         *_tasks("small", options.first, options.small),
@@ -66,24 +61,6 @@ def main() -> int:
     result = run(tasks, options.processes, options.seconds)
     result["rows"] = rows(result)
     measurement.save(NAME, result, options.results)
-    return bench_rows.show(result)
-
-
-def again(folder: Path, processes: int, seconds: float) -> int:
-    """Run what was wrong once more, and put what came of it into the result, which keeps the commit
-    of the first run.
-    """
-    result = json.loads((folder / f"{NAME}.json").read_text())
-    names = sorted(result["wrong"])
-    found = run([(name.split()[0], int(name.split()[1]), 1) for name in names], processes, seconds)
-    for scale, counts in found["counts"].items():
-        # The first run counted these functions, and of what is wrong nothing else.
-        for what in ("right", "kernels", "elements", "calls"):
-            result["counts"][scale][what] += counts[what]
-    first = {"commit": result.pop("commit", None), "wrong": result["wrong"]}
-    result |= {"wrong": found["wrong"], "late": found["late"], "first": first}
-    result["rows"] = rows(result)
-    measurement.save(NAME, result | measurement.facts(), folder)
     return bench_rows.show(result)
 
 
@@ -114,11 +91,8 @@ def run(tasks: list[Task], processes: int, seconds: float) -> Found:
             seconds = time.monotonic() - started
             print(f"{seconds:6.1f} s  {scale} seed {seed}: {problem}"[:1500], flush=True)
 
-    pool = WorkerPool("tools.codegen.random_sides", min(processes, len(tasks)))
-    try:
-        answers = pool.answers("compare", tasks, seconds, tell)
-    finally:
-        pool.close()
+    sides = "tools.codegen.random_sides"
+    answers = answered(sides, "compare", tasks, processes, seconds, tell)
     late = [task for task in tasks if "not done" in answers[task].get("error", "")]
     return {
         "counts": counts,

@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.codegen import bench_rows
+from tools.codegen import bench_rows, worker_pool
 from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
-from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.codegen.worker_pool import Answer
 from tools.shared import measurement
 
 NAME = "codegen-random-programs"
@@ -62,7 +62,7 @@ def main() -> int:
         shards = sorted(options.results.glob(f"{name}.shard-*.json"))
         whole = merged([json.loads(path.read_text()) for path in shards])
         return _save(name, whole, options.results, LEAST)
-    number, of = map(int, options.shard.split("/"))
+    number, of = options.shard
     name += f".shard-{number}-of-{of}" if of > 1 else ""
     tasks = _tasks(options.first, options.count, number, of, small=not options.no_smaller)
     os.environ["CODEGEN_BENCH_DEVICE"] = options.device
@@ -96,14 +96,13 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
     the journal has an answer for are not asked again.
     """
     started = told = time.monotonic()
-    answers = _read(journal)
+    answers = worker_pool.noted(journal, "task")
     waiting = [task for task in tasks if task not in answers]
 
     def tell(task: Any, answer: Answer) -> None:
         nonlocal told
         answers[task] = answer
-        with journal.open("a") as file:
-            file.write(json.dumps({"task": task, **answer}) + "\n")
+        worker_pool.note(journal, "task", task, answer)
         for seed, (problem, text) in _wrong(task, answer).items():
             print(
                 f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True
@@ -116,33 +115,28 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float, jour
                 flush=True,
             )
 
-    if waiting:
-        pool = WorkerPool(
-            "tools.codegen.random_program_sides", min(processes, len(waiting)), renewed=True
-        )
-        try:
-            pool.answers("compare", waiting, seconds, tell)
-        finally:
-            pool.close()
+    sides = "tools.codegen.random_program_sides"
+    worker_pool.answered(sides, "compare", waiting, processes, seconds, tell)
+    known = [(task, answers[task]) for task in tasks if task in answers]
+    parts = [{**answer, "wrong": _wrong(task, answer)} for task, answer in known]
+    late = [list(task[:2]) for task in tasks if task not in answers]
+    return _summed(parts, late, time.monotonic() - started)
+
+
+def _summed(parts: list[Found], late: list[Any], seconds: float) -> Found:
+    """Return the result that answers, or shards, have together."""
     counts: collections.Counter[str] = collections.Counter()
     wrong: dict[str, Any] = {}
-    for task in tasks:
-        counts.update(answers.get(task, {}).get("counts", {}))
-        wrong |= _wrong(task, answers.get(task, {}))
+    for part in parts:
+        counts.update(part.get("counts", {}))
+        wrong |= part["wrong"]
     return {
         "counts": dict(counts),
         "wrong": wrong,
-        "late": [list(task[:2]) for task in tasks if task not in answers],
+        "late": late,
         "kinds": kinds(wrong),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
     }
-
-
-def _read(journal: Path) -> dict[Any, Answer]:
-    """Return the answers that a journal has; a line that was not written whole is none."""
-    lines = journal.read_text().splitlines() if journal.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return {tuple(one.pop("task")): one for one in found}
 
 
 def _wrong(task: tuple[int, int, bool], answer: Answer) -> dict[str, Any]:
@@ -159,19 +153,9 @@ def kinds(wrong: Found) -> dict[str, int]:
 
 def merged(shards: list[Found]) -> Found:
     """Return results of several shards as one, beside the facts of the first one's machine."""
-    counts: collections.Counter[str] = collections.Counter()
-    wrong: dict[str, Any] = {}
-    for shard in shards:
-        counts.update(shard["counts"])
-        wrong |= shard["wrong"]
     facts = {name: shards[0][name] for name in measurement.facts() if name in shards[0]}
-    return facts | {
-        "counts": dict(counts),
-        "wrong": wrong,
-        "late": [late for shard in shards for late in shard["late"]],
-        "kinds": kinds(wrong),
-        "seconds": round(sum(shard["seconds"] for shard in shards), 1),
-    }
+    late = [late for shard in shards for late in shard["late"]]
+    return facts | _summed(shards, late, sum(shard["seconds"] for shard in shards))
 
 
 def rows(result: Found, least: int) -> list[Found]:

@@ -10,9 +10,7 @@ GPU.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -23,6 +21,7 @@ import torch
 from bundler.codegen.program import GenerateOptions, Program, generate
 from bundler.runtime.program.bundle_programs import load_program
 from bundler.toolchain.torch_memory import TorchMemory
+from tools.shared import example_kernels
 from tools.shared.processes import ROOT
 
 DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
@@ -61,15 +60,8 @@ def _graphs(scale: str) -> Any:
     """Return the module that draws, for a scale: a copy of its own, since sizes and device are the
     module's.
     """
-    name = f"drawn_graphs_{scale}"
-    spec = importlib.util.spec_from_file_location(
-        name, ROOT / "tests" / "test_codegen" / "random_graphs.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its data classes look for it there
-    spec.loader.exec_module(module)
+    path = ROOT / "tests" / "test_codegen" / "random_graphs.py"
+    module = example_kernels.load(path, f"drawn_graphs_{scale}")
     if scale == "large":
         # what a file defines is not known here
         module.SIZES, module.LARGEST = SIZES, LARGEST  # type: ignore[attr-defined]

@@ -128,10 +128,11 @@ def call_of(case: Case, device: str) -> Call | None:
     found = _operator_call(case, device) if case.suite == "op_db" else _module_call(case, device)
     if found is None:
         return None
-    layout = case.mode.partition("-")[0]
-    changed = [_LAYOUTS.get(layout, _same)(tensor) for tensor in found.tensors]
-    if layout in _LAYOUTS and all(map(_is, changed, found.tensors)):
-        return None
+    changed, change = found.tensors, _LAYOUTS.get(case.mode.partition("-")[0])
+    if change is not None:
+        changed = [change(tensor) for tensor in found.tensors]
+        if all(one is other for one, other in zip(changed, found.tensors, strict=True)):
+            return None
     if not differentiable(case, device):
         changed = [tensor.detach() for tensor in changed]
     return replace(found, tensors=changed)
@@ -149,10 +150,6 @@ def _make_drawn_numbers_plain() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.testing") and hasattr(module, "wrapper_set_seed"):
             vars(module)["wrapper_set_seed"] = plain
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 # ---------------------------------------------------------------------------------------- Operators
@@ -410,10 +407,6 @@ def _copy(tensor: Any, dtype: Any, memories: dict[int, Any]) -> Any:
             )
             new = new.detach()  # one that shares memory and no history
     return new.requires_grad_(tensor.requires_grad) if tensor.requires_grad else new
-
-
-def _same(tensor: Any) -> Any:
-    return tensor
 
 
 def _sliced(tensor: Any) -> Any:

@@ -63,6 +63,10 @@ def judged(task: tuple[str, str, str, str, int]) -> Answer:
     return answer
 
 
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
 def _raised(error: Exception) -> Answer:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if f"{os.sep}bundler{os.sep}" in frame.filename] or frames
@@ -118,8 +122,7 @@ def _eager(case: Case, call: Call) -> _Eager | str:
         compared = _compared(case, call)
         expected = _run(call.function, call, gradients=gradients)
     except Exception as error:  # noqa: BLE001  # not ours to judge
-        words = " ".join(str(error).split())[:160]
-        return f"torch itself raises {type(error).__name__}: {words}"
+        return f"torch itself raises {_words(error)}"
     return _Eager(expected, _exact(call, gradients=gradients), compared)
 
 
@@ -206,11 +209,7 @@ def _without_us(case: Case, call: Call) -> str:
     try:
         _traced(case, call)
     except Exception as error:  # noqa: BLE001  # not ours to judge
-        return (
-            f"torch.compile itself raises {type(error).__name__}: {' '.join(str(error).split())}"[
-                :200
-            ]
-        )
+        return f"torch.compile itself raises {_words(error)}"
     return ""
 
 

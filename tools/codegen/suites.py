@@ -35,10 +35,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.codegen import worker_pool
 from tools.codegen.command_line import parser
 from tools.codegen.drawn_candidates import ASKED
 from tools.codegen.suite_exceptions import Allowed, exception_of
-from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.codegen.worker_pool import Answer, noted
 from tools.shared import measurement
 
 if TYPE_CHECKING:
@@ -69,11 +70,13 @@ def main() -> int:
         return 2
     chosen = [case for case in cases if _chosen(case, options)]
     if options.merge:
-        verdicts = {name: one for path in options.merge for name, one in _read(path).items()}
+        verdicts = {
+            name: one for path in options.merge for name, one in noted(path, "case").items()
+        }
         return _told(summary(verdicts, skipped, _left(chosen, verdicts)), options)
     journal = Path(f"{options.out}.journal") if options.out else None
     keeps = options.resume or options.again
-    verdicts = _read(journal) if journal and keeps else {}
+    verdicts = noted(journal, "case") if journal and keeps else {}
     if options.again:
         chosen = [case for case in chosen if verdicts.get(case.name, {}).get("outcome") in _FAULTS]
     tasks = [case for case in chosen if options.again or case.name not in verdicts]
@@ -95,28 +98,22 @@ def _told(result: dict[str, Any], options: argparse.Namespace) -> int:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line, this process's unless another is given."""
-    line = parser(__doc__, "workers seconds drawn-candidates resume again", workers=1, seconds=1e9)
-    for name, about in (
-        ("--only", "pattern of names of cases"),
-        ("--dtype", "float32, bfloat16, int64 or bool"),
-        ("--mode", "plain, sliced, transposed, dynamic, compiled, ..."),
-    ):
-        line.add_argument(name, action="append", default=[], help=f"{about}; may be repeated")
-    line.add_argument("--device", default="cpu", help="cpu: Triton's interpreter; cuda")
+    line = parser(
+        __doc__,
+        "shard device workers seconds drawn-candidates resume again",
+        device="cpu",
+        workers=1,
+        seconds=1e9,
+    )
+    line.add_argument(
+        "--only", action="append", default=[], help="pattern of names of cases; may be repeated"
+    )
     line.add_argument("--each", type=float, default=_EACH_S, help="seconds that a case may take")
     line.add_argument("--out", type=Path, help="file for the result")
-    line.add_argument("--shard", default="1/1", type=_shard, metavar="I/N", help="a part of all")
     line.add_argument(
         "--merge", nargs="+", type=Path, metavar="JOURNAL", help="run nothing; put these together"
     )
     return line.parse_args(arguments)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N, as 1/40")
-    return int(number), int(count)
 
 
 def _listed(device: str) -> tuple[list[Case], dict[str, str]]:
@@ -130,11 +127,7 @@ def _chosen(case: Case, options: argparse.Namespace) -> bool:
     # An operator's cases stay together: a process has its samples.
     if zlib.crc32(f"{case.suite}/{case.operator}".encode()) % count != number - 1:
         return False
-    return (
-        (not options.dtype or case.dtype in options.dtype)
-        and (not options.mode or case.mode in options.mode)
-        and (not options.only or any(fnmatchcase(case.name, one) for one in options.only))
-    )
+    return not options.only or any(fnmatchcase(case.name, one) for one in options.only)
 
 
 def run(tasks: Sequence[Case], options: argparse.Namespace, journal: Path | None) -> Verdicts:
@@ -149,8 +142,7 @@ def run(tasks: Sequence[Case], options: argparse.Namespace, journal: Path | None
         verdict = _verdict(case.name, answer)
         verdicts[case.name] = verdict
         if journal:
-            with journal.open("a") as file:
-                file.write(json.dumps({"case": case.name, **verdict}) + "\n")
+            worker_pool.note(journal, "case", case.name, verdict)
         if verdict["outcome"] in _FAULTS:
             print(f"{verdict['outcome']:<7} {case.name}: {verdict['why']}"[:600], flush=True)
         if time.monotonic() - told > _TOLD_S:
@@ -159,11 +151,12 @@ def run(tasks: Sequence[Case], options: argparse.Namespace, journal: Path | None
 
     folder = tempfile.mkdtemp(prefix="suites.")
     os.environ["XDG_CACHE_HOME"] = folder
-    pool = WorkerPool("tools.codegen.suite_sides", min(options.workers, len(tasks)), renewed=True)
+    sides = "tools.codegen.suite_sides"
     try:
-        pool.answers("judged", tasks, options.seconds, tell, each_s=options.each)
+        worker_pool.answered(
+            sides, "judged", tasks, options.workers, options.seconds, tell, options.each
+        )
     finally:
-        pool.close()
         shutil.rmtree(folder, ignore_errors=True)
     return verdicts
 
@@ -183,13 +176,6 @@ def _verdict(name: str, answer: Answer) -> Answer:
     if entry is None:
         return answer
     return {**answer, "outcome": "allowed", "reason": entry.reason}
-
-
-def _read(journal: Path) -> Verdicts:
-    if not journal.exists():
-        return {}
-    lines = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
-    return {line.pop("case"): line for line in lines}
 
 
 def _left(chosen: Sequence[Case], verdicts: Verdicts) -> int:

@@ -10,12 +10,15 @@ is lost to a fault answers no further task.
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 Answer = dict[str, Any]
@@ -29,13 +32,12 @@ class WorkerPool:
 
     Args:
         module: its functions take a task, and return JSON's types.
-        count: of processes.
-        renewed: let a new process take the place of one that died, was late or says that it is
-            `SPENT`.
+        count: of processes; a new one takes the place of one that died, was late or says that it
+            is `SPENT`.
     """
 
-    def __init__(self, module: str, count: int, *, renewed: bool = False) -> None:
-        self._module, self._renewed = module, renewed
+    def __init__(self, module: str, count: int) -> None:
+        self._module = module
         self._idle: list[Connection] = []
         self._owners: dict[Any, Connection] = {}
         self._processes: dict[Connection, Any] = {}
@@ -129,22 +131,54 @@ class WorkerPool:
         process.kill()
         process.join()
         connection.close()
-        if self._renewed:
-            self._start()
+        self._start()
         return ended
 
     def _received(self, connection: Connection) -> Answer:
         try:
             answer: Answer = connection.recv()
         except (EOFError, OSError):
-            if not self._renewed:
-                return {"error": "its process ended"}
             return {"error": f"its process ended with {self._end(connection)}"}
         if answer.get(SPENT):
             self._end(connection)
         else:
             self._idle.append(connection)
         return answer
+
+
+def answered(
+    module: str,
+    question: str,
+    tasks: Sequence[Any],
+    count: int,
+    seconds: float,
+    tell: Tell,
+    each_s: float | None = None,
+) -> dict[Any, Answer]:
+    """Ask at most `count` new processes about all tasks, as `WorkerPool.answers` does, and end
+    them.
+    """
+    with closing(WorkerPool(module, min(count, len(tasks)))) as pool:
+        return pool.answers(question, tasks, seconds, tell, each_s)
+
+
+def noted(journal: Path, name: str) -> dict[Any, Answer]:
+    """Return the answers that a journal has, a line of JSON each, which names its task; a line that
+    was not written whole is none.
+    """
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    tasks = [one.pop(name) for one in found]
+    return {
+        tuple(task) if isinstance(task, list) else task: one
+        for task, one in zip(tasks, found, strict=True)
+    }
+
+
+def note(journal: Path, name: str, task: Any, answer: Answer) -> None:
+    """Add an answer to a journal."""
+    with journal.open("a") as file:
+        file.write(json.dumps({name: task, **answer}) + "\n")
 
 
 def _serve(module: str, connection: Connection) -> None:

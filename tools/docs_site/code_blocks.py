@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FENCE = re.compile(
@@ -75,10 +75,8 @@ def words_of(line: str) -> Iterator[list[str]]:
     lexer.whitespace_split = True
     try:
         tokens = list(lexer)
-    except (
-        ValueError
-    ):  # a text in quotes goes on in the next line, which no command in these pages does
-        return
+    except ValueError:
+        return  # a text in quotes goes on in the next line, which no command in these pages does
     while "triton-bundler" in tokens:
         tokens = tokens[tokens.index("triton-bundler") + 1 :]
         end = next(
@@ -98,9 +96,7 @@ def command_lines(block: Block) -> Iterator[list[str]]:
         for found in YAML_LIST.finditer(text):
             yield [word.strip().strip("\"'") for word in found[1].replace("\n", " ").split(",")][1:]
         text = YAML_LIST.sub("", text)
-    for line in typed(
-        Block(block.page, block.line, block.language, block.title, block.order, text)
-    ):
+    for line in typed(replace(block, text=text)):
         if not line.lstrip().startswith("#"):
             yield from words_of(line)
 

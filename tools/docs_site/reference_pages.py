@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.shared.processes import ROOT
 
 
 @dataclass(frozen=True)

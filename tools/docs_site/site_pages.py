@@ -10,9 +10,8 @@ from __future__ import annotations
 import posixpath
 import re
 from itertools import pairwise
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.shared.processes import ROOT
 
 # What lies outside of docs/ and is linked from there: the place in the checkout, and the page of
 # the site.

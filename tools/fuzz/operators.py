@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bundler.errors import NotFound, OperatorFailed
 from bundler.runtime.program.allowed_operators import ALLOWED
-from bundler.runtime.program.checked_memory import CheckedMemory
+from bundler.runtime.program.bundle_programs import CheckedMemory
 from bundler.toolchain.torch_memory import TorchMemory
 from tools.shared import programs
 from tools.shared.processes import command

@@ -13,11 +13,11 @@ from tools.shared.processes import ROOT
 PATH = ROOT / "examples" / "kernels.py"
 
 
-def load(path: Path = PATH) -> ModuleType:
-    """Import a file of kernels, wherever it lies, under the name `kernels`."""
-    spec = importlib.util.spec_from_file_location("kernels", path)
+def load(path: Path = PATH, name: str = "kernels") -> ModuleType:
+    """Import a file, wherever it lies, under a name."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["kernels"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

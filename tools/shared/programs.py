@@ -7,32 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+
+from tools.shared import measurement
 
 # What these measure and attack is another thing without the extensions.
 _OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
-_EXTENSIONS = (
-    "lifecycle/_kernel_reader",
-    "lifecycle/_kernel_writer",
-    "runtime/launch/_launch",
-    "runtime/launch/jit/_jit_driver",
-)
-
-
-def missing_extensions() -> list[str]:
-    """Return the names of extensions that the bundler which would be imported does not have."""
-    spec = importlib.util.find_spec("bundler")
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
-    return [
-        name.rpartition("/")[2]
-        for name in _EXTENSIONS
-        if not any([*folder.glob(f"{name}.*.so")] for folder in folders)
-    ]
 
 
 def run(package: str, programs: Mapping[str, str]) -> int:
@@ -56,7 +39,8 @@ def run(package: str, programs: Mapping[str, str]) -> int:
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program"
     )
     options = parser.parse_args()
-    if package in _OF_EXTENSIONS and (missing := missing_extensions()):
+    built = measurement.extensions() if package in _OF_EXTENSIONS else {}
+    if missing := [name for name, is_built in sorted(built.items()) if not is_built]:
         print(
             f"note: bundler has no {', '.join(missing)} here, so that this is about Python alone;"
             f" `make {package.rpartition('.')[2]} PROGRAM={options.program}` builds them first,"

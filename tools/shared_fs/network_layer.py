@@ -26,41 +26,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# Numbers of requests, from the kernel's include/uapi/linux/fuse.h.
-_LOOKUP, _FORGET, _GETATTR, _SETATTR, _MKDIR, _UNLINK, _RMDIR, _RENAME, _LINK = (
-    1,
-    2,
-    3,
-    4,
-    9,
-    10,
-    11,
-    12,
-    13,
-)
-_OPEN, _READ, _WRITE, _STATFS, _RELEASE, _FSYNC, _FLUSH, _INIT = 14, 15, 16, 17, 18, 20, 25, 26
-(
-    _OPENDIR,
-    _READDIR,
-    _RELEASEDIR,
-    _FSYNCDIR,
-    _CREATE,
-    _INTERRUPT,
-    _DESTROY,
-    _BATCH_FORGET,
-    _RENAME2,
-) = (
-    27,
-    28,
-    29,
-    30,
-    35,
-    36,
-    38,
-    42,
-    45,
-)
-_UNANSWERED = {_FORGET, _BATCH_FORGET, _INTERRUPT}
+# Numbers of requests, from the kernel's include/uapi/linux/fuse.h: the first one, and those that
+# have no answer (to forget one node, or several, and to interrupt).
+_INIT = 26
+_UNANSWERED = {2, 42, 36}
 _VERSION, _MINOR = 7, 31
 _MOST_BYTES = 128 * 1024
 _ROOT_NODE = 1
@@ -242,27 +211,25 @@ class NetworkLayer:
         self._open: dict[int, list[str]] = {}
         self._answers: dict[int, Callable[[Call], bytes]] = {
             _INIT: lambda _: _pack_init(),
-            _LOOKUP: self._look_up,
-            _GETATTR: self._attributes,
-            _SETATTR: self._set_attributes,
-            _MKDIR: self._make_directory,
-            _UNLINK: self._unlink,
-            _RMDIR: self._remove_directory,
-            _RENAME: lambda call: self._rename(call, 8),
-            _RENAME2: lambda call: self._rename(call, 16),
-            _LINK: self._link,
-            _OPEN: self._open_file,
-            _READ: self._read,
-            _WRITE: self._write,
-            _RELEASE: self._release,
-            _CREATE: self._create,
-            _OPENDIR: self._open_directory,
-            _READDIR: self._read_directory,
-            _RELEASEDIR: self._close_directory,
-            _FSYNC: lambda _: b"",
-            _FLUSH: lambda _: b"",
-            _FSYNCDIR: lambda _: b"",
-            _STATFS: self._statistics,
+            1: self._look_up,
+            3: self._attributes,
+            4: self._set_attributes,
+            9: self._make_directory,
+            10: self._unlink,
+            11: self._remove_directory,
+            12: lambda call: self._rename(call, 8),
+            45: lambda call: self._rename(call, 16),
+            13: self._link,
+            14: self._open_file,
+            15: self._read,
+            16: self._write,
+            18: self._release,
+            35: self._create,
+            27: self._open_directory,
+            28: self._read_directory,
+            29: self._close_directory,
+            **dict.fromkeys((20, 25, 30), lambda _: b""),  # to synchronize and to flush
+            17: self._statistics,
         }
 
     def serve(self, fd: int) -> None:

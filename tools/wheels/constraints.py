@@ -13,7 +13,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tools.wheels.bill import ROOT, pinned_versions
+from tools.shared.processes import ROOT
+from tools.wheels.bill import pinned_versions
 
 FOLDER = "constraints"
 # torch and the Triton that its own metadata ask for, of each minor release that was tried.

@@ -28,9 +28,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.shared.processes import captured
+from tools.shared.processes import ROOT, captured
 from tools.wheels import interpreters
-from tools.wheels.bill import ROOT, bill_of, pinned_versions, text_of
+from tools.wheels.bill import bill_of, pinned_versions, text_of
 from tools.wheels.interpreters import Interpreter, clean_variables, succeeded
 
 _GLIBC = "2.17"

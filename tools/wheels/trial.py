@@ -29,8 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tools.shared.processes import captured
-from tools.wheels.bill import ROOT, pinned_versions
+from tools.shared.processes import ROOT, captured
+from tools.wheels.bill import pinned_versions
 from tools.wheels.interpreters import (
     FREE_THREADED,
     SUPPORTED,

@@ -18,7 +18,7 @@ from typing import Any
 
 from bundler.errors import OperatorFailed, UnsupportedOperator
 from bundler.runtime.heuristics.launch_expressions import evaluate
-from bundler.runtime.program.device_tensors import host_number
+from bundler.runtime.program.device_tensors import host_number, span
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
     dtype_of,
@@ -252,7 +252,7 @@ class _StepBinder:
         return tuple(map(self._size, spec.sizes)), tuple(map(self._size, spec.strides))
 
     def _hold(self, buffer: str, shape: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-        self._spans[buffer] = _span(*shape)
+        self._spans[buffer] = span(*shape)
 
     def _part(
         self, buffer: str, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
@@ -265,7 +265,7 @@ class _StepBinder:
         if (
             bound is not None
             and inside
-            and offset + _span(sizes, strides) <= self._spans.get(buffer, 0)
+            and offset + span(sizes, strides) <= self._spans.get(buffer, 0)
         ):
             view = bound()
         return lambda values: view(values[place], sizes, strides, offset)
@@ -497,13 +497,6 @@ def _taker(places: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
         (place,) = places
         return lambda values: (values[place],)
     return itemgetter(*places) if places else lambda _: ()
-
-
-def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements of memory a tensor spans from its first one."""
-    if 0 in sizes:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def _is_new(value: Any, arguments: Sequence[Any]) -> bool:

@@ -12,57 +12,32 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.runtime.launch.calls.argument_types import is_tensor
 
-# What arrays call their elements, by kind and size in bytes, beside what torch calls them.
-_TYPES = {
-    "f8": "float64",
-    "f4": "float32",
-    "f2": "float16",
-    "i8": "int64",
-    "i4": "int32",
-    "i2": "int16",
-    "i1": "int8",
-    "u8": "uint64",
-    "u4": "uint32",
-    "u2": "uint16",
-    "u1": "uint8",
-    "b1": "bool",
+# Elements as torch names them -> what arrays call them, by kind and size in bytes, and how `struct`
+# reads them.
+_ELEMENTS = {
+    "float64": ("f8", "d"),
+    "float32": ("f4", "f"),
+    "float16": ("f2", "e"),
+    "int64": ("i8", "q"),
+    "int32": ("i4", "i"),
+    "int16": ("i2", "h"),
+    "int8": ("i1", "b"),
+    "uint64": ("u8", "Q"),
+    "uint32": ("u4", "I"),
+    "uint16": ("u2", "H"),
+    "uint8": ("u1", "B"),
+    "bool": ("b1", "?"),
 }
-_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "uint64": 8,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "uint16": 2,
-    "complex128": 16,
-    "complex64": 8,
-    "complex32": 4,
-}
-# How `struct` reads them.
-_CODES = {
-    "float64": "d",
-    "float32": "f",
-    "float16": "e",
-    "int64": "q",
-    "int32": "i",
-    "int16": "h",
-    "int8": "b",
-    "uint64": "Q",
-    "uint32": "I",
-    "uint16": "H",
-    "uint8": "B",
-    "bool": "?",
-}
+_TYPES = {name: dtype for dtype, (name, _) in _ELEMENTS.items()}
+_BYTES = {dtype: int(name[1:]) for name, dtype in _TYPES.items()}
+_BYTES |= {"bfloat16": 2, "complex128": 16, "complex64": 8, "complex32": 4}
 # Where kernels of a GPU find memory: CUDA, ROCm, host memory that CUDA or ROCm pinned, managed
 # memory.
 _DEVICES = frozenset({2, 3, 10, 11, 13})
@@ -71,6 +46,15 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _BOOL = 6
 _FLOAT8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz"}
 _NAME = b"dltensor"
+#: Elements that tensors of a program may have.
+DTYPES = frozenset({*_BYTES, *_FLOAT8.values(), "float8_e8m0fnu"})
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements of memory a tensor spans from its first one."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def item_bytes(dtype: str) -> int:
@@ -101,23 +85,18 @@ class DeviceTensor:
 
     def ptr_range(self) -> int:
         """Return how many bytes the tensor spans, as launches for AMD ask."""
-        if 0 in self.shape:
-            return 0
-        last = sum(
-            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
-        )
-        return (last + 1) * item_bytes(self.dtype)
+        return span(self.shape, self.strides) * item_bytes(self.dtype)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        names = {name: code for code, name in _TYPES.items()}
         size = item_bytes(self.dtype)
-        if self.dtype not in names:
+        if self.dtype not in _ELEMENTS:
             raise AttributeError(f"arrays have no name for {self.dtype}")
+        name, _ = _ELEMENTS[self.dtype]
         return {
             "shape": self.shape,
             "strides": tuple(stride * size for stride in self.strides),
-            "typestr": f"|{names[self.dtype]}" if size == 1 else f"<{names[self.dtype]}",
+            "typestr": f"|{name}" if size == 1 else f"<{name}",
             "data": (self.address, False),
             "version": 3,
         }
@@ -139,10 +118,7 @@ def device_tensor(value: Any, *, host: bool = False) -> Any:
         return value
     described = getattr(value, "__cuda_array_interface__", None)
     if described is None and hasattr(value, "__dlpack__"):
-        address, name, sizes, steps, owner = _dlpack_tensor(value, host=host)
-        return DeviceTensor(
-            address, name, sizes, contiguous(sizes) if steps is None else steps, owner
-        )
+        return _dlpack_tensor(value, host=host)
     if described is None:
         raise CannotLaunchStatically(
             "an input of the program: expected a tensor of a device, with data_ptr,"
@@ -190,12 +166,12 @@ def host_number(tensor: Any) -> int | float | bool:
     data = ctypes.string_at(tensor.address, item_bytes(tensor.dtype))
     if tensor.dtype == "bfloat16":
         return float(struct.unpack("<f", b"\0\0" + data)[0])
-    code = _CODES.get(tensor.dtype)
-    if code is None:
+    if tensor.dtype not in _ELEMENTS:
         raise ConfigError(
-            f"a tensor of {tensor.dtype} on the host: expected one of {', '.join(_CODES)}",
+            f"a tensor of {tensor.dtype} on the host: expected one of {', '.join(_ELEMENTS)}",
             got=tensor.dtype,
         )
+    _, code = _ELEMENTS[tensor.dtype]
     found: int | float | bool = struct.unpack(f"<{code}", data)[0]
     return found
 
@@ -225,20 +201,8 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class Described(NamedTuple):
-    """What a capsule of DLPack says; strides are None for a dense tensor, and the memory lives as
-    long as the owner.
-    """
-
-    address: int
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    owner: Any
-
-
-def _dlpack_tensor(value: Any, *, host: bool = False) -> Described:
-    """Return where a tensor lies.
+def _dlpack_tensor(value: Any, *, host: bool) -> DeviceTensor:
+    """Return a tensor that a capsule of DLPack describes.
 
     Args:
         value: has `__dlpack__`.
@@ -263,11 +227,10 @@ def _dlpack_tensor(value: Any, *, host: bool = False) -> Described:
             f" type {kind}, expected a GPU's; copy it there first",
             got=kind,
         )
-    strides = tuple(found.strides[place] for place in range(found.rank)) if found.strides else None
-    shape = tuple(found.shape[place] for place in range(found.rank))
-    return Described(
-        (found.data or 0) + found.offset, _dtype(found.dtype), shape, strides, (value, capsule)
-    )
+    shape = tuple(found.shape[: found.rank])
+    strides = tuple(found.strides[: found.rank]) if found.strides else contiguous(shape)
+    address = (found.data or 0) + found.offset
+    return DeviceTensor(address, _dtype(found.dtype), shape, strides, (value, capsule))
 
 
 def _dtype(kind: _Type) -> str:

@@ -20,6 +20,25 @@ from bundler.runtime.heuristics.launch_expressions import names_of, parsed
 
 Number = int | float | bool
 _MOST_BITS = 128  # of a whole number on the way to a result
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Return a power; one of whole numbers is a whole number of bounded size, since a plan may come
+    from anybody.
+    """
+    if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
+        if base not in {-1, 0, 1} and exponent * base.bit_length() > _MOST_BITS:
+            raise OverflowError(f"{base} ** {exponent} has too many bits")
+        return base ** (exponent % 2 if base == -1 else min(exponent, _MOST_BITS))
+    return math.pow(base, exponent)
+
+
+def _shift(amount: Any) -> Any:
+    if not 0 <= amount < _MOST_BITS:
+        raise OverflowError(f"a shift by {amount}")
+    return amount
+
+
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -30,10 +49,9 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
-}
-_SHIFTS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
+    ast.LShift: lambda number, amount: number << _shift(amount),
+    ast.RShift: lambda number, amount: number >> _shift(amount),
+    ast.Pow: _power,
 }
 _SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg,
@@ -96,9 +114,7 @@ def _operands(node: ast.expr) -> tuple[ast.expr, ...]:
     match node:
         case ast.Constant(value=bool() | int() | float()) | ast.Name():
             return ()
-        case ast.BinOp(left=left, op=op, right=right) if (
-            type(op) in _OPERATIONS or type(op) in _SHIFTS or type(op) is ast.Pow
-        ):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return (left, right)
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
             return (operand,)
@@ -136,10 +152,6 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 def _computed(node: ast.expr, values: list[Any]) -> Any:
     """Return the value of an operation or a function of values."""
     match node:
-        case ast.BinOp(op=ast.Pow()):
-            return _power(*values)
-        case ast.BinOp(op=op) if type(op) in _SHIFTS:
-            return _bounded(_SHIFTS[type(op)](values[0], _shift(values[1])))
         case ast.BinOp(op=op):
             return _bounded(_OPERATIONS[type(op)](*values))
         case ast.UnaryOp(op=sign):
@@ -147,23 +159,6 @@ def _computed(node: ast.expr, values: list[Any]) -> Any:
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Name)
     return FUNCTIONS[node.func.id][2](*values)
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    """Return a power; one of whole numbers is a whole number of bounded size, since a plan may come
-    from anybody.
-    """
-    if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
-        if base not in {-1, 0, 1} and exponent * base.bit_length() > _MOST_BITS:
-            raise OverflowError(f"{base} ** {exponent} has too many bits")
-        return base ** (exponent % 2 if base == -1 else min(exponent, _MOST_BITS))
-    return math.pow(base, exponent)
-
-
-def _shift(amount: Any) -> Any:
-    if not 0 <= amount < _MOST_BITS:
-        raise OverflowError(f"a shift by {amount}")
-    return amount
 
 
 def _bounded(value: Any) -> Any:

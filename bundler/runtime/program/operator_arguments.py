@@ -3,7 +3,7 @@
 
 torch trusts its own autograd to hand matching tensors to backward operators, and some forward ones
 look at no index.  Each function here has the parameters of its operator, by the names in torch's
-schema, so that Python binds arguments as torch does, and raises `ArgumentRefused`. `checked_memory`
+schema, so that arguments are bound as torch does, and raises `ArgumentRefused`. `CheckedMemory`
 asks for each call of a loaded plan; `python -m tools.fuzz operators` looks for what is missing.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 Check = Callable[..., None]
@@ -31,6 +33,9 @@ def check_arguments(operator: str, arguments: Sequence[Any], keywords: Mapping[s
         return
     try:
         check(*arguments, **keywords)
+    except ArgumentRefused:
+        raise
+    # Of another type or rank than the operator takes.
     except (
         TypeError,
         AttributeError,
@@ -39,12 +44,26 @@ def check_arguments(operator: str, arguments: Sequence[Any], keywords: Mapping[s
         OverflowError,
         RuntimeError,
     ) as error:
-        # Of another type or rank than the operator takes, unless a check said so itself.
-        if isinstance(error, ArgumentRefused):
-            raise
         raise ArgumentRefused(
             f"expected arguments of the operator's types and ranks: {error}"
         ) from error
+
+
+def _by_name(parameters: str) -> Callable[[Callable[[Any], None]], Check]:
+    """Return what makes a check of a function that takes one object with all arguments.
+
+    Args:
+        parameters: their names, as torch's schema has them and in its order.
+    """
+    names = parameters.split()
+    return lambda check: partial(_check_named, names, check)
+
+
+def _check_named(
+    names: Sequence[str], check: Callable[[Any], None], *arguments: Any, **keywords: Any
+) -> None:
+    given = SimpleNamespace(**dict(zip(names, arguments, strict=False)), **keywords)
+    check(given)
 
 
 def _demand(holds: bool, expected: str, got: object) -> None:
@@ -78,7 +97,8 @@ def _size(tensor: Any, dim: int) -> int:
 def _sized(tensor: Any, sizes: Sequence[int], of: str) -> None:
     """Demand that a tensor has some sizes; `of` says whose they are."""
     wanted, got = tuple(sizes), tuple(tensor.shape)
-    _demand(got == wanted, f"sizes {wanted} {of}", got)
+    if got != wanted:  # as `_demand`, without making words of sizes that are right
+        raise ArgumentRefused(f"expected sizes {wanted} {of}, got {got}")
 
 
 def _leading(tensor: Any, self: Any, rank: int) -> None:
@@ -149,40 +169,19 @@ def _taken(self: Any, index: Any, *_: Any, **__: Any) -> None:
     _between("index", index, -self.numel(), self.numel() - 1)
 
 
-def _pool_backward(rank: int, place: Callable[..., tuple[Any, Any, Any]]) -> Check:
-    """Return the check of a maximum pool's gradient, whose indices are places in the input."""
+def _pool_backward(rank: int) -> Check:
+    """Return the check of a maximum pool's gradient, whose indices are places in the input, and the
+    last parameter.
+    """
 
-    def check(*arguments: Any, **keywords: Any) -> None:
-        gradient, self, indices = place(*arguments, **keywords)
+    def check(grad_output: Any, self: Any, *others: Any, indices: Any = None, **_: Any) -> None:
+        places = others[-1] if indices is None else indices
         _ranks(self, rank + 1, rank + 2)
-        _same(grad_output=gradient, indices=indices)
-        _leading(gradient, self, rank)
-        _below("indices", indices, math.prod(self.shape[-rank:]))
+        _same(grad_output=grad_output, indices=places)
+        _leading(grad_output, self, rank)
+        _below("indices", places, math.prod(self.shape[-rank:]))
 
     return check
-
-
-def _max_pool(
-    grad_output: Any,
-    self: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: Any,
-    indices: Any,
-) -> tuple[Any, Any, Any]:
-    return grad_output, self, indices
-
-
-def _adaptive_max_pool(grad_output: Any, self: Any, indices: Any) -> tuple[Any, Any, Any]:
-    return grad_output, self, indices
-
-
-def _fractional_max_pool(
-    grad_output: Any, self: Any, kernel_size: Any, output_size: Any, indices: Any
-) -> tuple[Any, Any, Any]:
-    return grad_output, self, indices
 
 
 def _unpooled(self: Any, indices: Any, output_size: Sequence[int], *_: Any, **__: Any) -> None:
@@ -205,23 +204,13 @@ def _class_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_inde
     _below("target", kept, classes)
 
 
-def _class_loss_backward(
-    grad_output: Any,
-    self: Any,
-    target: Any,
-    weight: Any,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Any,
-) -> None:
-    _class_loss(self, target, weight, reduction, ignore_index)
-    _demand(total_weight.numel() == 1, "one number for total_weight", tuple(total_weight.shape))
-    sizes = tuple(target.shape) if reduction == 0 else ()
-    _demand(
-        tuple(grad_output.shape) in {sizes, sizes or (1,)},
-        f"sizes {sizes} of a gradient",
-        tuple(grad_output.shape),
-    )
+@_by_name("grad_output self target weight reduction ignore_index total_weight")
+def _class_loss_backward(given: Any) -> None:
+    _class_loss(given.self, given.target, given.weight, given.reduction, given.ignore_index)
+    total, gradient = tuple(given.total_weight.shape), tuple(given.grad_output.shape)
+    _demand(given.total_weight.numel() == 1, "one number for total_weight", total)
+    sizes = tuple(given.target.shape) if given.reduction == 0 else ()
+    _demand(gradient in {sizes, sizes or (1,)}, f"sizes {sizes} of a gradient", gradient)
 
 
 def _margin_loss(
@@ -245,7 +234,7 @@ def _repeats(repeats: Any, *, output_size: int | None = None) -> None:
         _demand(total == output_size, f"output_size {total}", output_size)
 
 
-def _factors(LU: Any, pivots: Any) -> None:
+def _lu_solve(LU: Any, pivots: Any, *_: Any, **__: Any) -> None:
     rows, columns = LU.shape[-2:]
     expected = (*LU.shape[:-2], min(rows, columns))
     _sized(pivots, expected, "of pivots")
@@ -253,11 +242,7 @@ def _factors(LU: Any, pivots: Any) -> None:
 
 
 def _lu_unpack(LU_data: Any, LU_pivots: Any, *_: Any, **__: Any) -> None:
-    _factors(LU_data, LU_pivots)
-
-
-def _lu_solve(LU: Any, pivots: Any, *_: Any, **__: Any) -> None:
-    _factors(LU, pivots)
+    _lu_solve(LU_data, LU_pivots)
 
 
 # Sizes that torch does not compare --------------------------------------------------------------
@@ -267,19 +252,15 @@ def _softmax_backward(grad_output: Any, output: Any, *_: Any, **__: Any) -> None
     _same(output=output, grad_output=grad_output)
 
 
-def _fourier_dims(self: Any, dim: Sequence[int]) -> None:
+def _fourier(self: Any, dim: Sequence[int], *_: Any, **__: Any) -> None:
     rank = self.dim()
     _demand(all(0 <= place < rank for place in dim), f"dimensions from 0 to {rank - 1}", dim)
     _demand(0 < len(dim) == len(set(dim)), "dimensions, each once", dim)
     _filled(self=self)
 
 
-def _fourier(self: Any, dim: Sequence[int], *_: Any, **__: Any) -> None:
-    _fourier_dims(self, dim)
-
-
 def _fourier_real(self: Any, dim: Sequence[int], normalization: int, last_dim_size: int) -> None:
-    _fourier_dims(self, dim)
+    _fourier(self, dim)
     _demand(last_dim_size > 0, "last_dim_size from 1", last_dim_size)
     expected = last_dim_size // 2 + 1
     _demand(
@@ -307,7 +288,7 @@ def _mean_backward(grad_output: Any, self: Any, *_: Any, **__: Any) -> None:
     )
 
 
-def _attention(query: Any, key: Any, value: Any) -> None:
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
     """Demand (batch, heads, rows, columns); keys may have fewer heads, for grouped queries."""
     for tensor in (query, key, value):
         _ranks(tensor, 4)
@@ -327,10 +308,6 @@ def _attention(query: Any, key: Any, value: Any) -> None:
     _demand(key.shape[3] == columns, f"{columns} columns of keys", key.shape[3])
 
 
-def _attention_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
-    _attention(query, key, value)
-
-
 def _bias_of(query: Any, key: Any, bias: Any) -> None:
     """Demand that a bias broadcasts to (batch, heads, rows of queries, rows of keys)."""
     if bias is not None:
@@ -343,80 +320,47 @@ def _bias_of(query: Any, key: Any, bias: Any) -> None:
 
 
 def _attention_on_cpu(
-    query: Any,
-    key: Any,
-    value: Any,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Any = None,
-    scale: Any = None,
+    query: Any, key: Any, value: Any, *_: Any, attn_mask: Any = None, **__: Any
 ) -> None:
     _attention(query, key, value)
     _same(key=key, value=value)
     _bias_of(query, key, attn_mask)
 
 
-def _attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any
-) -> None:
+def _attention_backward(given: Any, gradient: Any) -> None:
+    query, key, value, logsumexp = given.query, given.key, given.value, given.logsumexp
     _attention(query, key, value)
     expected = (*query.shape[:3], value.shape[3])
-    for name, tensor in (("grad_out", grad_out), ("out", out)):
+    for name, tensor in (("grad_out", gradient), ("out", given.out)):
         _sized(tensor, expected, f"of {name}")
     # Kernels pad its rows.
     least = (*query.shape[:2], query.shape[2])
     fits = logsumexp.dim() in {3, 4} and all(
         got >= wanted for got, wanted in zip(logsumexp.shape, least, strict=False)
     )
-    _demand(fits, f"sizes {least} of logsumexp", tuple(logsumexp.shape))
+    if not fits:
+        raise ArgumentRefused(f"expected sizes {least} of logsumexp, got {tuple(logsumexp.shape)}")
 
 
-def _attention_backward_on_cpu(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Any = None,
-    scale: Any = None,
-) -> None:
-    _attention_backward(grad_out, query, key, value, out, logsumexp)
-    _same(key=key, value=value)
-    expected = tuple(query.shape[:3])
-    _sized(logsumexp, expected, "of logsumexp")
-    _bias_of(query, key, attn_mask)
+@_by_name("grad_out query key value out logsumexp dropout_p is_causal attn_mask scale")
+def _attention_backward_on_cpu(given: Any) -> None:
+    _attention_backward(given, given.grad_out)
+    _same(key=given.key, value=given.value)
+    _sized(given.logsumexp, tuple(given.query.shape[:3]), "of logsumexp")
+    _bias_of(given.query, given.key, getattr(given, "attn_mask", None))
 
 
-def _flash_backward(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
-    *,
-    scale: Any = None,
-) -> None:
-    _attention_backward(grad_out, query, key, value, out, logsumexp)
-    _demand(cum_seq_q is None and cum_seq_k is None, "no cumulative lengths", "some")
-    _demand(
-        (max_q, max_k) == (query.shape[2], key.shape[2]),
-        f"{query.shape[2]} and {key.shape[2]} rows",
-        (max_q, max_k),
-    )
+def _flash(given: Any) -> None:
+    _attention_backward(given, given.grad_out)
+    some = given.cum_seq_q is not None or given.cum_seq_k is not None
+    _demand(not some, "no cumulative lengths", "some")
+    rows, most = (given.query.shape[2], given.key.shape[2]), (given.max_q, given.max_k)
+    _demand(most == rows, f"{rows[0]} and {rows[1]} rows", most)
+
+
+@_by_name("grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k")
+def _flash_backward(given: Any) -> None:
+    _flash(given)
 
 
 def _efficient_forward(
@@ -426,55 +370,19 @@ def _efficient_forward(
     _bias_of(query, key, attn_bias)
 
 
-def _efficient_backward(
-    grad_out_: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
-    out: Any,
-    logsumexp: Any,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _attention_backward(grad_out_, query, key, value, out, logsumexp)
-    _bias_of(query, key, attn_bias)
+@_by_name("grad_out_ query key value attn_bias out logsumexp")
+def _efficient_backward(given: Any) -> None:
+    _attention_backward(given, given.grad_out_)
+    _bias_of(given.query, given.key, given.attn_bias)
 
 
-def _cudnn_backward(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    philox_seed: Any,
-    philox_offset: Any,
-    attn_bias: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _flash_backward(
-        grad_out,
-        query,
-        key,
-        value,
-        out,
-        logsumexp,
-        cum_seq_q,
-        cum_seq_k,
-        max_q,
-        max_k,
-        0.0,
-        False,
-        philox_seed,
-        philox_offset,
-    )
-    _bias_of(query, key, attn_bias)
+@_by_name(
+    "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k"
+    " max_q max_k"
+)
+def _cudnn_backward(given: Any) -> None:
+    _flash(given)
+    _bias_of(given.query, given.key, given.attn_bias)
 
 
 def _batch_norm(
@@ -493,52 +401,37 @@ def _batch_norm_of_batch(
     _demand(training is True, "training where no statistics are given", training)
 
 
-def _batch_norm_backward(
-    grad_out: Any,
-    input: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
-    train: bool,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _same(input=input, grad_out=grad_out)
-    _batch_norm(input, weight, None, running_mean, running_var)
-    _vectors(input.shape[1], save_mean=save_mean, save_invstd=save_invstd)
-    needed = (save_mean, save_invstd) if train else (running_mean, running_var)
+@_by_name("grad_out input weight running_mean running_var save_mean save_invstd train")
+def _batch_norm_backward(given: Any) -> None:
+    _same(input=given.input, grad_out=given.grad_out)
+    running, saved = (given.running_mean, given.running_var), (given.save_mean, given.save_invstd)
+    _batch_norm(given.input, given.weight, None, *running)
+    _vectors(given.input.shape[1], save_mean=given.save_mean, save_invstd=given.save_invstd)
+    needed = saved if given.train else running
     _demand(all(one is not None for one in needed), "the statistics that it needs", None)
 
 
-def _layer_norm_backward(
-    grad_out: Any,
-    input: Any,
-    normalized_shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
-    *_: Any,
-    **__: Any,
-) -> None:
-    _same(input=input, grad_out=grad_out)
-    rank = len(normalized_shape)
+@_by_name("grad_out input normalized_shape mean rstd weight bias")
+def _layer_norm_backward(given: Any) -> None:
+    whole, normalized = given.input, tuple(given.normalized_shape)
+    _same(input=whole, grad_out=given.grad_out)
+    rank = len(normalized)
     _demand(
-        0 < rank <= input.dim() and tuple(input.shape[-rank:]) == tuple(normalized_shape),
-        f"the last sizes of {tuple(input.shape)}",
-        normalized_shape,
+        0 < rank <= whole.dim() and tuple(whole.shape[-rank:]) == normalized,
+        f"the last sizes of {tuple(whole.shape)}",
+        given.normalized_shape,
     )
-    rows = math.prod(input.shape[:-rank])
-    for name, tensor in (("mean", mean), ("rstd", rstd)):
+    rows = math.prod(whole.shape[:-rank])
+    for name, tensor in (("mean", given.mean), ("rstd", given.rstd)):
         _demand(tensor.numel() == rows, f"{rows} numbers of {name}", tensor.numel())
-    for name, tensor in (("weight", weight), ("bias", bias)):
+    for name, tensor in (("weight", given.weight), ("bias", given.bias)):
         if tensor is not None:
-            _sized(tensor, tuple(normalized_shape), f"of {name}")
+            _sized(tensor, normalized, f"of {name}")
 
 
-def _group_norm_sizes(input: Any, weight: Any, N: int, C: int, HxW: int, group: int) -> None:
+def _group_norm(
+    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, *_: Any, **__: Any
+) -> None:
     _demand(
         min(N, C, HxW, group) > 0 and C % group == 0,
         "sizes from 1, and groups that divide them",
@@ -546,32 +439,15 @@ def _group_norm_sizes(input: Any, weight: Any, N: int, C: int, HxW: int, group: 
     )
     expected = N * C * HxW
     _demand(input.numel() == expected, f"{expected} elements", input.numel())
-    _vectors(C, weight=weight)
+    _vectors(C, weight=weight, bias=bias)
 
 
-def _group_norm(
-    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
-) -> None:
-    _group_norm_sizes(input, weight, N, C, HxW, group)
-    _vectors(C, bias=bias)
-
-
-def _group_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    output_mask: Any,
-) -> None:
-    _same(input=input, grad_out=grad_out)
-    _group_norm_sizes(input, weight, N, C, HxW, group)
-    for name, tensor in (("mean", mean), ("rstd", rstd)):
-        _sized(tensor, (N, group), f"of {name}")
+@_by_name("grad_out input mean rstd weight N C HxW group")
+def _group_norm_backward(given: Any) -> None:
+    _same(input=given.input, grad_out=given.grad_out)
+    _group_norm(given.input, given.weight, None, given.N, given.C, given.HxW, given.group)
+    for name, tensor in (("mean", given.mean), ("rstd", given.rstd)):
+        _sized(tensor, (given.N, given.group), f"of {name}")
 
 
 def _resized(input_sizes: Sequence[int], output_size: Sequence[int], scales: Sequence[Any]) -> None:
@@ -666,21 +542,21 @@ CHECKS: Mapping[str, Check] = {
     "aten._scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
-    "aten._scaled_dot_product_flash_attention.default": _attention_forward,
+    "aten._scaled_dot_product_flash_attention.default": _attention,
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_on_cpu,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_on_cpu,
     "aten._softmax_backward_data.default": _softmax_backward,
     "aten._unsafe_index.Tensor": _at_list,
     "aten._unsafe_index_put.default": _at_list,
-    "aten.adaptive_max_pool2d_backward.default": _pool_backward(2, _adaptive_max_pool),
-    "aten.adaptive_max_pool3d_backward.default": _pool_backward(3, _adaptive_max_pool),
+    "aten.adaptive_max_pool2d_backward.default": _pool_backward(2),
+    "aten.adaptive_max_pool3d_backward.default": _pool_backward(3),
     "aten.avg_pool2d_backward.default": _mean_backward,
     "aten.avg_pool3d_backward.default": _mean_backward,
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_dense_backward,
-    "aten.fractional_max_pool2d_backward.default": _pool_backward(2, _fractional_max_pool),
-    "aten.fractional_max_pool3d_backward.default": _pool_backward(3, _fractional_max_pool),
+    "aten.fractional_max_pool2d_backward.default": _pool_backward(2),
+    "aten.fractional_max_pool3d_backward.default": _pool_backward(3),
     "aten.gather.default": _at_dim,
     "aten.index.Tensor": _at_list,
     "aten.index_add.default": _at_dim,
@@ -693,8 +569,8 @@ CHECKS: Mapping[str, Check] = {
     "aten.lcm.default": _common_multiple,
     "aten.linalg_lu_solve.default": _lu_solve,
     "aten.lu_unpack.default": _lu_unpack,
-    "aten.max_pool2d_with_indices_backward.default": _pool_backward(2, _max_pool),
-    "aten.max_pool3d_with_indices_backward.default": _pool_backward(3, _max_pool),
+    "aten.max_pool2d_with_indices_backward.default": _pool_backward(2),
+    "aten.max_pool3d_with_indices_backward.default": _pool_backward(3),
     "aten.max_unpool2d.default": _unpooled,
     "aten.max_unpool3d.default": _unpooled,
     "aten.multi_margin_loss.default": _margin_loss,

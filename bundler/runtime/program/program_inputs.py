@@ -15,7 +15,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.runtime.heuristics.launch_expressions import evaluate
-from bundler.runtime.program.device_tensors import device_tensor, host_tensor, item_bytes
+from bundler.runtime.program.device_tensors import device_tensor, host_tensor, item_bytes, span
 from bundler.runtime.program.host_values import host_value
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
@@ -284,11 +284,8 @@ def _number(item: Input, value: Any) -> Any:
 
 def _span(value: Any) -> tuple[int, int]:
     """Return the addresses of a tensor's first byte and behind its last one."""
-    first, shape = value.data_ptr(), value.shape
-    if 0 in shape:
-        return first, first
-    last = sum((int(n) - 1) * s for n, s in zip(shape, strides_of(value), strict=True))
-    return first, first + (last + 1) * item_bytes(dtype_of(value))
+    first = value.data_ptr()
+    return first, first + span(value.shape, strides_of(value)) * item_bytes(dtype_of(value))
 
 
 def _refusal(number: int, what: str, expected: Any, got: Any, more: str = "") -> ConfigError:

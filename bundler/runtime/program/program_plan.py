@@ -7,16 +7,30 @@ by name.  Nothing of it is executed as code.
     inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions`
-evaluates.  The generator writes a plan, a bundle holds it as JSON, which `plan_reading` decodes,
-and `run` runs it.
+evaluates.  The generator writes a plan, a bundle holds it as JSON, which `read_plan` decodes, and
+`run` runs it.
+
+A plan in a bundle may come from anybody, so one that does what no generated program does is refused
+before anything of it runs (`_PlanCheck`): every buffer has to be there when it is used, every
+expression is over sizes that the inputs have, and every view lies within its buffer as far as
+numbers say.  Which operators a plan may call is `allowed_operators`' to say.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import ValidationError, convert
+
+from bundler.errors import ConfigError, FormatError, UnsupportedVersion
+from bundler.runtime.heuristics.launch_expressions import names_in
+from bundler.runtime.heuristics.launch_grids import open_grid
+from bundler.runtime.program.device_tensors import DTYPES, span
+from bundler.runtime.program.host_values import value_names
 
 VERSION = 1
 MAX_PLAN_BYTES = 64 << 20
@@ -56,7 +70,7 @@ class Input:
     spec: TensorSpec | None = None
     aligned: bool = False
     changed: bool = False
-    number: float | None = None
+    number: bool | int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -203,3 +217,355 @@ class ProgramPlan:
         data = asdict(self) | {"version": VERSION}
         data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+
+# ----------------------------------------------------------------------------------------- Reading
+
+_STEPS: Mapping[str, type[Step]] = {
+    one.__name__: one for one in (Allocate, Launch, OperatorStep, Release, Seeds)
+}
+_OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
+_MOST_DEEP = 16
+_LARGEST = 2**63 - 1
+_MOST_BLOCK, _MOST_WARPS, _MOST_STAGES = 1 << 20, 64, 64
+_OPTIONS = frozenset({"waves_per_eu"})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+_OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+")
+# Values of an argument that torch alone has: kind -> the names that it may have, or a pattern.
+_TORCH_NAMES: Mapping[str, re.Pattern[str]] = {
+    "dtype": re.compile("|".join(sorted(DTYPES))),
+    "device": re.compile(r"[a-z]{1,16}(?::[0-9]{1,3})?"),
+    "memory_format": re.compile("contiguous_format|preserve_format|channels_last|channels_last_3d"),
+    "layout": re.compile("strided"),
+}
+
+
+def read_plan(data: bytes) -> ProgramPlan:
+    """Return the plan that some bytes are.
+
+    Raises:
+        FormatError: it is anything else, or does what no generated program does.
+        UnsupportedVersion: a newer version wrote it.
+    """
+    if len(data) > MAX_PLAN_BYTES:
+        raise FormatError(
+            f"a program's plan: expected at most {MAX_PLAN_BYTES} bytes, got {len(data)}",
+            got=len(data),
+        )
+    try:
+        found = json.loads(data)
+        version = found.pop("version")
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
+    if version != VERSION:
+        raise UnsupportedVersion(
+            f"a program's plan: expected version {VERSION}, got {version!r}; update bundler",
+            got=version,
+        )
+    try:
+        plan = _plan(found)
+        _PlanCheck(plan).run()
+        return plan
+    except FormatError:
+        raise
+    except (*_OTHERS, ValidationError) as error:
+        raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
+
+
+def _plan(data: Mapping[str, Any]) -> ProgramPlan:
+    return ProgramPlan(
+        convert(data["inputs"], tuple[Input, ...]),
+        convert(data["sizes"], dict[str, tuple[int, int]]),
+        tuple(_step(kind, item) for kind, item in data["steps"]),
+        convert(data["outputs"], tuple[Output, ...]),
+        convert(data["kernels"], dict[str, KernelEntry]),
+        convert(data["constants"], tuple[str, ...]),
+        convert(data.get("limits", {}), dict[str, int]),
+        convert(data.get("values", {}), dict[str, str]),
+        convert(data.get("guards", ()), tuple[str, ...]),
+    )
+
+
+def _step(kind: str, data: Any) -> Step:
+    if kind not in _STEPS:
+        raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
+    return convert(data, _STEPS[kind])
+
+
+class _PlanCheck:
+    """Raises `FormatError` unless a plan is one that a generator could have written."""
+
+    def __init__(self, plan: ProgramPlan) -> None:
+        self._plan = plan
+        self._sizes = frozenset({*plan.sizes, *plan.values})
+        self._live: dict[str, TensorSpec | None] = {}
+        self._where = "inputs"
+
+    def run(self) -> None:
+        plan = self._plan
+        self._sizes_are_read()
+        for number, item in enumerate(plan.inputs):
+            self._where = f"input {number}"
+            self._input(item)
+        self._where = "constants"
+        for name in plan.constants:
+            self._begin(name, None)
+        for name, entry in plan.kernels.items():
+            self._where = f"kernel {name!r:.80}"
+            self._kernel(name, entry)
+        self._where = "values"
+        for name, text in plan.values.items():
+            self._name(name)
+            self._demand(name not in plan.sizes, "another name than a size's", name)
+            self._value(text)
+        self._where = "guards"
+        for text in plan.guards:
+            self._value(text)
+        self._where = "limits"
+        for text, most in plan.limits.items():
+            self._expression(text)
+            self._whole(most, 0, _LARGEST)
+        self._demand(len(plan.steps) <= _MAX_STEPS, f"at most {_MAX_STEPS} steps", len(plan.steps))
+        for number, step in enumerate(plan.steps):
+            self._where = f"step {number}"
+            self._step(step)
+        for number, output in enumerate(plan.outputs):
+            self._where = f"output {number}"
+            self._output(output)
+
+    # ---------------------------------------------------------------------------------------- Parts
+
+    def _sizes_are_read(self) -> None:
+        for name, (number, dim) in self._plan.sizes.items():
+            self._where = f"size {name!r:.80}"
+            self._name(name)
+            self._demand(0 <= number < len(self._plan.inputs), "one of the inputs", number)
+            spec = self._plan.inputs[number].spec
+            fits = dim == -1 if spec is None else 0 <= dim < 2 * len(spec.sizes)
+            self._demand(fits, "a dimension of the input, or -1 for an input that is a number", dim)
+
+    def _input(self, item: Input) -> None:
+        if item.spec is not None:
+            self._spec(item.spec)
+            self._begin(item.name, item.spec)
+        elif item.name:
+            self._name(item.name)
+
+    def _step(self, step: Any) -> None:
+        match step:
+            case Allocate(name, spec):
+                self._spec(spec)
+                self._begin(name, spec)
+            case Seeds(name, count):
+                self._demand(
+                    0 < count <= MAX_SEEDS, f"a number of seeds from 1 to {MAX_SEEDS}", count
+                )
+                self._begin(name, TensorSpec("int64", (count,), (1,)))
+            case Release(name):
+                self._used(name)
+                del self._live[name]
+            case Launch():
+                self._launch(step)
+            case OperatorStep():
+                self._call(step)
+
+    def _launch(self, step: Launch) -> None:
+        entry = self._plan.kernels.get(step.kernel)
+        if entry is None:
+            raise self._refusal("one of the plan's kernels", step.kernel)
+        self._demand(
+            len(step.arguments) == len(entry.parameters),
+            f"{len(entry.parameters)} arguments",
+            len(step.arguments),
+        )
+        for item in step.arguments:
+            if isinstance(item, str) and item.startswith((BUFFER_MARK, NUMBER_MARK)):
+                self._used(item[1:])
+            else:
+                self._expression(item, least=-_LARGEST - 1)
+        for name, size in step.sizes.items():
+            self._name(name)
+            self._expression(size)
+
+    def _call(self, step: OperatorStep) -> None:
+        operator = step.operator
+        self._demand(
+            bool(_OPERATOR.fullmatch(operator)),
+            "a namespace, an operator and its overload",
+            operator,
+        )
+        for item in (*step.arguments, *step.keywords.values()):
+            self._argument(item, _MOST_DEEP)
+        for name in step.keywords:
+            self._name(name)
+        count = len(step.outputs)
+        self._demand(len(step.results) == count, f"{count} specs of results", len(step.results))
+        for output, spec in zip(step.outputs, step.results, strict=True):
+            if output is not None:
+                self._demand(spec is not None, "a spec for each result that is used", spec)
+            if spec is not None:
+                self._spec(spec)
+            if output is not None:
+                self._begin(output, spec)
+
+    def _argument(self, item: Any, depth: int) -> None:
+        self._demand(depth > 0, f"lists in at most {_MOST_DEEP} lists", "more")
+        if isinstance(item, list):
+            for part in item:
+                self._argument(part, depth - 1)
+        elif isinstance(item, dict):
+            self._reference(item)
+        else:
+            self._demand(
+                item is None or isinstance(item, (bool, int, float, str)), "a plain value", item
+            )
+
+    def _reference(self, item: Mapping[str, Any]) -> None:
+        kind = next(iter(item), "")
+        if "buffer" in item:
+            self._demand(set(item) == {"buffer", "spec"}, "a buffer and how it is seen", item)
+            base, given = self._used(item["buffer"]), item["spec"]
+            if given is not None:
+                self._view(base, self._given_spec(given))
+        elif kind == "size" and len(item) == 1:
+            self._expression(item["size"], least=-_LARGEST - 1)
+        else:
+            pattern = _TORCH_NAMES.get(kind)
+            named = len(item) == 1 and pattern is not None and isinstance(item[kind], str)
+            holds = named and pattern is not None and bool(pattern.fullmatch(item[kind]))
+            self._demand(holds, "a buffer, a size or a name of torch's", item)
+
+    def _given_spec(self, given: Any) -> TensorSpec:
+        try:
+            return TensorSpec(
+                given["dtype"],
+                tuple(given["sizes"]),
+                tuple(given["strides"]),
+                given["offset"],
+                given.get("device", ""),
+            )
+        except (TypeError, KeyError) as error:
+            raise self._refusal("dtype, sizes, strides and offset of a view", given) from error
+
+    def _output(self, output: Output) -> None:
+        if output.buffer is not None:
+            base = self._used(output.buffer)
+            if output.spec is not None:
+                self._view(base, output.spec)
+            self._demand(
+                output.spec is not None or not output.fresh, "the spec of a copy", output.spec
+            )
+        elif output.size is not None:
+            self._expression(output.size, least=-_LARGEST - 1)
+
+    def _kernel(self, name: str, entry: KernelEntry) -> None:
+        self._name(name)
+        try:
+            open_grid(entry.grid, {})
+        except (ConfigError, KeyError, TypeError) as error:
+            raise self._refusal("a kind of grid", entry.grid) from error
+        for parameter in entry.parameters:
+            self._name(parameter)
+        for choices in entry.choices.values():
+            self._demand(bool(choices), "a choice for each target", choices)
+            for choice in choices:
+                self._choice(choice)
+
+    def _choice(self, choice: KernelChoice) -> None:
+        for name, block in choice.blocks.items():
+            self._name(name)
+            self._whole(block, 1, _MOST_BLOCK)
+            self._demand(block & (block - 1) == 0, "a power of two for a block", block)
+        self._whole(choice.num_warps, 1, _MOST_WARPS)
+        self._whole(choice.num_stages, 0, _MOST_STAGES)
+        for name, value in choice.options.items():
+            self._demand(name in _OPTIONS, f"an option of {', '.join(sorted(_OPTIONS))}", name)
+            self._whole(value, 0, _MOST_WARPS)
+
+    # -------------------------------------------------------------------------------------- Tensors
+
+    def _spec(self, spec: TensorSpec) -> None:
+        self._demand(spec.dtype in DTYPES, "a dtype", spec.dtype)
+        self._demand(
+            len(spec.sizes) == len(spec.strides) <= _MAX_RANK,
+            f"a stride for each of up to {_MAX_RANK} sizes",
+            len(spec.sizes),
+        )
+        for part in (*spec.sizes, *spec.strides, spec.offset):
+            self._expression(part)
+        self._demand(spec.device in {"", HOST}, f"the program's device or {HOST!r}", spec.device)
+        reach = _reach(spec)
+        self._demand(
+            reach is None or reach <= _MAX_ELEMENTS,
+            f"a tensor of at most {_MAX_ELEMENTS} elements",
+            reach,
+        )
+
+    def _view(self, base: TensorSpec | None, spec: TensorSpec) -> None:
+        self._spec(spec)
+        held, reach = None if base is None else _reach(base), _reach(spec)
+        fits = held is None or reach is None or reach <= held
+        self._demand(fits, f"a view of at most the {held} elements of its buffer", reach)
+
+    def _begin(self, name: Any, spec: TensorSpec | None) -> None:
+        self._name(name)
+        self._demand(name not in self._live, "a new name for a buffer", name)
+        self._live[name] = spec
+
+    def _used(self, name: Any) -> TensorSpec | None:
+        if not isinstance(name, str) or name not in self._live:
+            raise self._refusal("a buffer that is there", name)
+        return self._live[name]
+
+    # --------------------------------------------------------------------------------------- Values
+
+    def _expression(self, size: Size, *, least: int = 0) -> None:
+        if not isinstance(size, str):
+            self._whole(size, least, _LARGEST)
+            return
+        try:
+            unknown = sorted(set(names_in(size)) - self._sizes)
+        except ConfigError as error:
+            raise self._refusal("a number, or an expression over sizes", size) from error
+        self._demand(not unknown, f"an expression over {_listed(self._sizes)}", size)
+
+    def _value(self, text: str) -> None:
+        try:
+            unknown = sorted(value_names(text) - set(self._plan.sizes))
+        except ConfigError as error:
+            raise self._refusal("an expression over sizes", text) from error
+        self._demand(not unknown, f"an expression over {_listed(self._plan.sizes)}", text)
+
+    def _whole(self, value: Any, least: int, most: int) -> None:
+        self._demand(
+            type(value) is int and least <= value <= most,
+            f"a whole number from {least} to {most}",
+            value,
+        )
+
+    def _name(self, name: Any) -> None:
+        self._demand(isinstance(name, str) and bool(_NAME.fullmatch(name)), "a plain name", name)
+
+    def _demand(self, holds: bool, expected: str, got: Any) -> None:
+        if not holds:
+            raise self._refusal(expected, got)
+
+    def _refusal(self, expected: str, got: Any) -> FormatError:
+        return FormatError(
+            f"a program's plan: {self._where}: expected {expected}, got {got!r:.80}; generate the"
+            " program anew",
+            got=repr(got)[:80],
+        )
+
+
+def _reach(spec: TensorSpec) -> int | None:
+    """Return how many elements of memory a tensor spans; None where sizes that change decide."""
+    if not all(type(part) is int for part in (*spec.sizes, *spec.strides, spec.offset)):
+        return None
+    spanned = span([*map(int, spec.sizes)], [*map(int, spec.strides)])
+    return spanned and int(spec.offset) + spanned
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "no sizes"

@@ -14,7 +14,6 @@ from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.format.program_paths import is_code_path, program_name
 from bundler.runtime.program.device_tensors import item_bytes
-from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import (
     HOST,
     Allocate,
@@ -27,6 +26,7 @@ from bundler.runtime.program.program_plan import (
     Seeds,
     Size,
     TensorSpec,
+    read_plan,
 )
 
 _SEED_BYTES = 8

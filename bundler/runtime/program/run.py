@@ -8,13 +8,14 @@ compiler and no Triton is needed, and no torch unless the memory is torch's.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-from bundler.errors import (
-    ConfigError,
-)
+from bundler.errors import ConfigError
+from bundler.format.digest import sha256
 from bundler.runtime.program.bound_plan import BoundPlan, Environment, input_place
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
@@ -23,11 +24,11 @@ from bundler.runtime.program.program_inputs import (
     Signature,
     is_lazy,
 )
-from bundler.runtime.program.program_plan import (
-    ProgramPlan,
-)
-from bundler.runtime.program.seed_stream import SeedSource, SeedStream
+from bundler.runtime.program.program_plan import ProgramPlan
 
+# From how many seeds to a tensor that holds them.
+SeedSource = Callable[[int], Any]
+_SEED_BYTES = 8
 # Of a kernel, its arguments by position, and the sizes of its grid.
 Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
 
@@ -66,6 +67,45 @@ class BoundLauncher(Protocol):
         """Return what launches a kernel with the grid of these sizes, given its arguments by
         position.
         """
+
+
+class SeedStream:
+    """Returns other seeds in each call, and the same ones in the same order for the same seed.
+
+    One seed decides all random numbers of a program, by SHA-256 of the seed, the number of the call
+    and the place, so that a program that is replayed without torch draws the same numbers in every
+    process.  A program that torch runs has torch's generator in its place.
+
+    Args:
+        memory: where they are put.
+        seed: any integer; None takes one from the operating system.
+    """
+
+    def __init__(self, memory: Any, seed: int | None = None) -> None:
+        self._memory = memory
+        self._seed = int.from_bytes(os.urandom(_SEED_BYTES), "little") if seed is None else seed
+        self._calls = itertools.count()
+
+    def __call__(self, count: int) -> Any:
+        """Return a tensor of `count` seeds.
+
+        Raises:
+            ConfigError: the memory has no `integers`.
+        """
+        integers = getattr(self._memory, "integers", None)
+        if integers is None:
+            raise ConfigError(
+                "the program draws random numbers: expected a memory with a method integers, got"
+                f" {type(self._memory).__name__}",
+                got=type(self._memory).__name__,
+            )
+        return integers(seed_numbers(self._seed, next(self._calls), count))
+
+
+def seed_numbers(seed: int, call: int, count: int) -> list[int]:
+    """Return the seeds of one call, as int64."""
+    texts = (f"{seed}:{call}:{place}".encode() for place in range(count))
+    return [int.from_bytes(sha256(text)[:_SEED_BYTES], "little", signed=True) for text in texts]
 
 
 class ProgramRunner:
