@@ -31,10 +31,13 @@ from bundler.runtime.heuristics.given_configs import (
     user_configs,
 )
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
 from bundler.runtime.tuning.benchmark import Clock, GivenClock
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions

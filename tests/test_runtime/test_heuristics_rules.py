@@ -18,22 +18,26 @@ from bundler.runtime.heuristics.block_limits import (
 )
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan, shared_blocks
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.filters import (
-    meet_descriptor_floors,
-    one_for_determinism,
-    raise_to_floors,
-)
 from bundler.runtime.heuristics.given_configs import (
     fixed_configs,
     foreach_configs,
     template_configs,
     user_configs,
 )
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.heuristics.tiles import share_by_score, spread_row
+from bundler.runtime.heuristics.reduction_rules import (
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
+from bundler.runtime.heuristics.tiles import (
+    meet_descriptor_floors,
+    one_for_determinism,
+    raise_to_floors,
+    share_by_score,
+    spread_row,
+)
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 MI300 = Device("hip", 304, 64, 9, 65536, 2048, 1024)

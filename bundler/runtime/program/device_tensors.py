@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bundler.errors import CannotLaunchStatically, ConfigError
-from bundler.runtime.launch.calls.argument_types import is_tensor
+from bundler.runtime.launch.argument_types import is_tensor
 
 # What arrays call their elements, by kind and size in bytes, beside what torch calls them.
 _TYPES = {

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import DriverError, ToolchainMismatch
-from bundler.runtime.launch.plans.plan import LaunchPlan, TensorMap
+from bundler.format.entries import Target
+from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
                 limit=limit,
                 device=device,
             )
+
+
+def target_of(driver: Driver, device: int) -> Target:
+    """Return what kernels for a device are compiled for."""
+    found = driver.properties(device)
+    return Target(driver.backend, found.arch, found.warp_size)
 
 
 class Module(Protocol):

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.extension import EXTENSION
-from bundler.runtime.launch.plans.parameter_buffer import Packer
-from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter
-from bundler.runtime.launch.plans.shared_parts import SharedParts
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import LaunchPlan, Parameter, SharedParts
 from bundler.toolchain.tensor_handles import find_handles
 
 # What `fail` is told when it was not the driver that refused.
