@@ -14,7 +14,6 @@ read as hostile input, by `format/binaries/device_elf.py`: what comes back is a 
 from __future__ import annotations
 
 import functools
-import operator
 import re
 import struct
 from collections.abc import Iterator
@@ -60,7 +59,6 @@ _NUMBERS = (
     "profile_scratch_bytes",
     "profile_scratch_align",
 )
-_numbers_of = operator.attrgetter(*_NUMBERS)
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
 _MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
 _SCALARS = {
@@ -193,10 +191,8 @@ def _check_target(target: Target, refuse: _Refusal) -> None:
 
 def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
     # What drivers take has 32 bits, and a bundle may say anything.
-    numbers = _numbers_of(spec)
-    if max(filter(None, numbers), default=0) <= MAX_NUMBER:
-        return
-    for name, number in zip(_NUMBERS, numbers, strict=True):
+    for name in _NUMBERS:
+        number = getattr(spec, name)
         if number is not None and number > MAX_NUMBER:
             raise refuse(
                 f"its record says {number} for {name}, at most {MAX_NUMBER} can be launched"

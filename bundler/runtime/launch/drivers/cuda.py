@@ -258,8 +258,6 @@ def launch_attributes(plan: LaunchPlan) -> bytes:
     """Return the launch attributes as the driver's structures, in the order that Triton's launcher
     has.
     """
-    if not plan.pdl and not plan.cooperative and plan.cluster <= 1:  # as nearly every kernel
-        return b""
     found: list[tuple[int, tuple[int, ...]]] = []
     if plan.pdl:
         found.append((api.PROGRAMMATIC_SERIALIZATION, (1,)))

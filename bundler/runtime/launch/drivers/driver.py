@@ -41,12 +41,6 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
             got=found.arch,
             device=device,
         )
-    if (
-        plan.block_threads <= found.max_threads_per_block
-        and plan.shared_bytes <= found.max_shared_optin_bytes
-        and plan.cooperative <= found.cooperative
-    ):
-        return
     for what, needed, limit in (
         ("threads a block", plan.block_threads, found.max_threads_per_block),
         ("bytes of shared memory a block", plan.shared_bytes, found.max_shared_optin_bytes),

@@ -222,9 +222,8 @@ class CtypesLauncher:
         """Write a grid and a stream into a frame; returns False when there is nothing to launch."""
         *grid, stream = place
         cluster = self._binding.plan.cluster
-        if not all(isinstance(programs, int) and 0 <= programs <= MAX_GRID for programs in grid):
-            self._binding.fail(BAD_GRID)
-        if grid[0] * cluster > MAX_GRID:
+        whole = all(isinstance(programs, int) and 0 <= programs <= MAX_GRID for programs in grid)
+        if not whole or grid[0] * cluster > MAX_GRID:
             self._binding.fail(BAD_GRID)
         if 0 in grid:
             return False
