@@ -21,6 +21,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bundler.runtime.configs import (
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
     HeuristicKind,
@@ -28,12 +34,6 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     SizeHints,
     TileHint,
-)
-from bundler.runtime.heuristics.given_configs import (
-    fixed_configs,
-    foreach_configs,
-    template_configs,
-    user_configs,
 )
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
@@ -192,7 +192,14 @@ def user_autotune(
 
 def foreach(setting: Setting, *, grid: GridLike, **launch: Any) -> Decorator:
     """Give a kernel over a list of tensors its configs, which differ in their warps."""
-    return _decorator("template", foreach_configs(setting.policy), setting, {}, grid, launch)
+    return _decorator(
+        "template",
+        foreach_configs(max_autotune=setting.policy.max_autotune),
+        setting,
+        {},
+        grid,
+        launch,
+    )
 
 
 def combo(
