@@ -86,8 +86,7 @@ if TYPE_CHECKING:
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
     from bundler.images.image_pull import pull_image
-    from bundler.images.image_push import push_image
-    from bundler.images.image_reports import ImageLayout, ImageReport
+    from bundler.images.image_push import ImageLayout, ImageReport, push_image
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -120,31 +119,28 @@ if TYPE_CHECKING:
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.calls.specialization_match import Specialization
     from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
     from bundler.runtime.launch.drivers.driver_opening import open_driver
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
     from bundler.runtime.launch.launch_hooks import Hooks
-    from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter, Piece, TensorMap
-    from bundler.runtime.launch.plans.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
+    from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
-    from bundler.runtime.tuning.autotune_decorator import autotune
-    from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
-    from bundler.runtime.tuning.benchmark import Clock
+    from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel, autotune
+    from bundler.runtime.tuning.benchmark import Clock, ProfilerClock
     from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
-    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
-    from bundler.runtime.tuning.profiler_clock import ProfilerClock
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_plugins import TunedLaunch, TunerPlugin
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
     from bundler.runtime.tuning.tuning_winners import LookupTable
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
@@ -159,12 +155,11 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from bundler.store.store_server import StoreServer
-    from bundler.trust.signature_policy import Judgement, SignaturePolicy
+    from bundler.trust.file_signatures import SigstoreReport, verify_sigstore
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
-    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
-    from bundler.trust.subjects import Subject
 
     __version__: str
 

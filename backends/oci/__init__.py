@@ -9,7 +9,7 @@ Nothing but the standard library is needed.  The package `oras` was looked at an
 requests have no timeout, its retries take minutes, and it compares no digest of what it downloads
 (`docs/oci.md`).
 
-`bundler/images/image_places.py` is the caller.
+`bundler/images/image_manifests.py` is the caller.
 """
 
 from __future__ import annotations

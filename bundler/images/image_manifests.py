@@ -1,19 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image's manifest says: `Manifest` as it is read, `encode_manifest` and `encode_index` as
-we write it, and the media types.
+we write it, and the media types; `open_place` and `found_manifest`: where an image is, and its
+manifest there.
 
 The bytes of a manifest are a function of what is in it, so the same bundle pushed twice is one
-image.  `image_push.py`, `image_pull.py` and `image_signatures.py` call it.
+image.  Every call of a place stands in `with store_errors(name)`.  `image_push.py`, `image_pull.py`
+and `image_signatures.py` call all of it, the commands open places.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from bundler.backends.oci.image_port import INDEX_TYPE, Descriptor, ImageManifest, digest_of
-from bundler.errors import FormatError, LimitExceeded
+from bundler.backends import oci
+from bundler.backends.backend_errors import BackendError, BadSettings
+from bundler.backends.oci.image_port import (
+    INDEX_TYPE,
+    Descriptor,
+    ImageManifest,
+    ImagePlace,
+    digest_of,
+)
+from bundler.errors import ConfigError, FormatError, LimitExceeded, NotFound
+from bundler.store.store_failures import store_errors
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -130,3 +144,67 @@ def _decoded(found: ImageManifest, kind: type[T], where: str) -> T:
         return msgspec.json.decode(found.data, type=kind)
     except msgspec.DecodeError as error:
         raise FormatError(f"{where}: cannot read the manifest: {error}; is it an image?") from error
+
+
+_SHOWN_TAGS = 5
+
+
+def is_image_url(text: str) -> bool:
+    """Whether a text is meant as the URL of an image."""
+    return text.partition(":")[0] in oci.SCHEMES and ":" in text
+
+
+def image_url(text: str) -> oci.ImageUrl:
+    """Read the URL of an image; raises `ConfigError`."""
+    try:
+        return oci.parse_image_url(text)
+    except BadSettings as error:
+        raise ConfigError(str(error), url=oci.shown_image_url(text)) from error
+
+
+@contextlib.contextmanager
+def open_place(url: oci.ImageUrl, *, make: bool = False) -> Iterator[ImagePlace]:
+    """Open where an image is, or is to be; raises `NotFound`, `AccessDenied`, `StoreUnavailable`,
+    `ConfigError`.
+    """
+    with store_errors(url.shown):
+        place = oci.open_image_place(url, make=make)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
+    """Return the manifest that a URL names; of a list of one image, that image's.
+
+    Raises:
+        NotFound: there is none; the message names tags like it.
+        DigestMismatch, AccessDenied, StoreUnavailable, FormatError: it cannot be read.
+    """
+    try:
+        with store_errors(place.name):
+            found = place.manifest(url.reference)
+    except NotFound as error:
+        near = _near_tags(place, url.tag)
+        raise NotFound(
+            f"{url.full}: there is no such image;"
+            f" {f'there is {near}' if near else 'check the name, and that you may read it'}",
+            url=url.full,
+        ) from error
+    if found.media_type in INDEX_TYPES:
+        with store_errors(place.name):
+            found = place.manifest(only_image(decode_index(found, url.full), url.full))
+    return found
+
+
+def _near_tags(place: ImagePlace, tag: str) -> str:
+    """Return a few tags that are like one; what goes wrong in looking does not matter beside what
+    is told already.
+    """
+    try:
+        tags = place.tags()
+    except BackendError:
+        return ""
+    near = difflib.get_close_matches(tag, tags, _SHOWN_TAGS) or tags[-_SHOWN_TAGS:]
+    return ", ".join(near)

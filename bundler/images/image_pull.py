@@ -26,18 +26,23 @@ from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_file import os_errors, replace_file
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.signature_sections import MAX_ENVELOPES
-from bundler.images.image_manifests import BUNDLE_LAYER, DOCKER_LAYER, Manifest, decode_manifest
-from bundler.images.image_places import found_manifest, image_url, open_place
-from bundler.images.image_push import FILE_NAME, TEMPORARY_PREFIX
-from bundler.images.image_reports import ImageLayout, ImageReport
+from bundler.images.image_manifests import (
+    BUNDLE_LAYER,
+    DOCKER_LAYER,
+    Manifest,
+    decode_manifest,
+    found_manifest,
+    image_url,
+    open_place,
+)
+from bundler.images.image_push import FILE_NAME, TEMPORARY_PREFIX, ImageLayout, ImageReport
 from bundler.images.image_signatures import envelopes_of
 from bundler.images.kernel_cache_images import CONFIG_BYTES, is_kernel_cache, unpack_image
 from bundler.lifecycle.directory_pack import pack
 from bundler.store.store_failures import store_errors
 from bundler.store.store_signatures import is_about_bundle, signed_name
 from bundler.trust.admission import admit, policy_in_force
-from bundler.trust.signature_policy import SignaturePolicy
-from bundler.trust.subjects import subject_of
+from bundler.trust.signature_policy import SignaturePolicy, subject_of
 
 _FIX = "push it with a trusted key (triton-bundler oci push --key), or name the image by its digest"
 

@@ -2,7 +2,8 @@
 """`push_image`: bundle -> registry, or directory of images.
 
 What names something comes after it: blobs, the manifest, what is signed of it, and the tag last.
-Users and the command `oci push` call it.
+Users and the command `oci push` call it.  `ImageReport` is what a push or pull did, `ImageLayout` how
+images lie in a registry.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, get_args
+from typing import BinaryIO, Literal, get_args
 
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ from bundler.backends.oci.image_port import Descriptor, ImagePlace
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_file import open_regular, os_errors
+from bundler.format.summary import Reported
 from bundler.images.image_manifests import (
     BUNDLE_ARTIFACT,
     BUNDLE_LAYER,
@@ -36,9 +38,10 @@ from bundler.images.image_manifests import (
     TITLE,
     descriptor,
     encode_manifest,
+    found_manifest,
+    image_url,
+    open_place,
 )
-from bundler.images.image_places import found_manifest, image_url, open_place
-from bundler.images.image_reports import ImageLayout, ImageReport
 from bundler.images.image_signatures import attach, envelopes_of, next_epoch
 from bundler.images.kernel_cache_images import (
     DEFAULT_ROOT,
@@ -46,8 +49,9 @@ from bundler.images.kernel_cache_images import (
     image_config,
     labels_of,
     layer_files,
+    unpack_layer,
+    write_layer,
 )
-from bundler.images.kernel_cache_layers import unpack_layer, write_layer
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.restore_plan import opened
 from bundler.store.push_signatures import signing_key
@@ -61,6 +65,37 @@ FILE_NAME = "bundle.tbundle"
 ANNOTATIONS = "vnd.triton-bundler"
 TEMPORARY_PREFIX = "triton-bundler-"
 _SHOWN_TARGETS = 32
+
+
+# `bundle`: the bundle's file as one blob.  `mcv`: what MCV, GKM and KServe read; `mcv-docker` the
+# same with Docker's media types.
+ImageLayout = Literal["bundle", "mcv", "mcv-docker"]
+
+
+class ImageReport(Reported, Struct, frozen=True):
+    """What was pushed or pulled.
+
+    Attributes:
+        image: the image, with its tag or digest.
+        manifest: digest of its manifest, `sha256:` and 64 hexadecimal digits.
+        layout: how it lies there.
+        digest: of the bundle.
+        kernels: in the bundle.
+        size_bytes: of the image's layers.
+        sent_bytes: of those that were not there; 0 for a pull.
+        signatures: what a report says of signatures; empty where nobody asked.
+        left_out: (name, reason) of what is in one and not in the other.
+    """
+
+    image: str
+    manifest: str
+    layout: ImageLayout
+    digest: str
+    kernels: int
+    size_bytes: int
+    sent_bytes: int = 0
+    signatures: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 class _Image(Struct):

@@ -21,20 +21,23 @@ from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.integrations import inductor_metadata as metadata
-from bundler.runtime.configs import Config
-from bundler.runtime.heuristics.combo_rules import combo_plan
-from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
-from bundler.runtime.heuristics.given_configs import (
+from bundler.runtime.configs import (
+    Config,
     fixed_configs,
     foreach_configs,
     template_configs,
     user_configs,
 )
+from bundler.runtime.heuristics.combo_rules import combo_plan
+from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
 from bundler.runtime.tuning.benchmark import Clock, GivenClock
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -294,7 +297,11 @@ _HEURISTICS: Mapping[str, _Heuristic] = {
         ("configs", *_META, "custom_kernel"),
         lambda given, _: user_configs(given["configs"]),
     ),
-    "foreach": _Heuristic("template", _META, lambda _, setting: foreach_configs(setting.policy)),
+    "foreach": _Heuristic(
+        "template",
+        _META,
+        lambda _, setting: foreach_configs(max_autotune=setting.policy.max_autotune),
+    ),
 }
 
 

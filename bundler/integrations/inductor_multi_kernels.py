@@ -14,8 +14,12 @@ from typing import Any
 from bundler.errors import ConfigError, FormatError
 from bundler.integrations.inductor_kernels import GeneratedKernel, TunerSettings
 from bundler.runtime.tuning.benchmark import CudaClock
-from bundler.runtime.tuning.multi_kernel import MultiKernel, ShapeKernel, timed_on_clones
-from bundler.runtime.tuning.multi_kernel_records import MultiKernelRecords
+from bundler.runtime.tuning.multi_kernel import (
+    MultiKernel,
+    MultiKernelRecords,
+    ShapeKernel,
+    timed_on_clones,
+)
 
 # So long Inductor measures each kernel of a multi-kernel.
 REP_MS = 40

@@ -2,7 +2,7 @@
 """`tuning_listeners`, `program_listeners`: by which recordings hear what is made or found in this
 process beside kernels.
 
-Tuners tell of records (`bundler/runtime/tuning/kept_records.py`), the generator of programs that it
+Tuners tell of records (`bundler/runtime/tuning/result_lookup.py`), the generator of programs that it
 keeps (`bundler/codegen/kept_programs.py`); `Recording` listens.
 """
 

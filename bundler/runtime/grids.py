@@ -15,12 +15,7 @@ from bundler.errors import CannotLaunchStatically
 Grid = int | tuple[int, ...] | list[int] | Callable[[Mapping[str, Any]], Any]
 _DIMENSIONS = 3
 # Along x, y and z, in blocks; fixed by the driver interfaces, whatever the device.
-_LIMITS = {"cuda": (2**31 - 1, 65535, 65535), "hip": (2**31 - 1, 65536, 65536)}
-
-
-def limits_of(backend: str) -> tuple[int, int, int]:
-    """Return the most blocks along x, y and z."""
-    return _LIMITS[backend]
+LIMITS = {"cuda": (2**31 - 1, 65535, 65535), "hip": (2**31 - 1, 65536, 65536)}
 
 
 def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, int, int]:
@@ -47,7 +42,7 @@ def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, 
             grid=repr(grid)[:80],
         )
     x, y, z = (*(int(size) for size in sizes), 1, 1)[:_DIMENSIONS]
-    for axis, size, limit in zip("xyz", (x * cluster, y, z), _LIMITS[backend], strict=True):
+    for axis, size, limit in zip("xyz", (x * cluster, y, z), LIMITS[backend], strict=True):
         if not 0 <= size <= limit:
             raise CannotLaunchStatically(
                 f"{name}: the grid has {size} blocks along {axis}, expected 0 to {limit}; "

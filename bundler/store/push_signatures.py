@@ -33,11 +33,10 @@ from bundler.store.store_signatures import (
     signed_name,
 )
 from bundler.trust.envelope import Envelope, signers
-from bundler.trust.signature_policy import SignaturePolicy
+from bundler.trust.signature_policy import SignaturePolicy, subject_of
 from bundler.trust.signing import bundle_envelope, tag_envelope
 from bundler.trust.signing_keys import SigningKey
 from bundler.trust.statements import BundleStatement, TagStatement
-from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import TrustedKey, TrustedKeys
 
 _OWN = "the key that signs"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bundler.config import signature_demands, signature_settings
+from bundler.config import signature_demands
 from bundler.errors import DigestMismatch, FormatError
 
 if TYPE_CHECKING:
@@ -47,10 +47,9 @@ def policy_in_force() -> SignaturePolicy | None:
     kernels, code = signature_demands()
     if kernels == code == "off":
         return None
-    from bundler.trust.signature_policy import policy_of
+    from bundler.trust.signature_policy import SignaturePolicy
 
-    chosen = signature_settings()
-    return policy_of(chosen, chosen.keys, kernels=kernels, code=code)
+    return SignaturePolicy.load(kernels=kernels, code=code)
 
 
 def admit(
@@ -73,8 +72,7 @@ def admit(
     policy = policy_in_force() if policy is None else policy
     if policy is None and trust != "signed":
         return Admission(trust)
-    from bundler.trust.signature_policy import SignaturePolicy
-    from bundler.trust.subjects import subject_of
+    from bundler.trust.signature_policy import SignaturePolicy, subject_of
 
     policy = SignaturePolicy.load(kernels="off", code="off") if policy is None else policy
     subject, doubt = subject_of(bundle), bundle.signed.doubt

@@ -9,7 +9,6 @@ call them.
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import Any
 
 from bundler.errors import ConfigError, FormatError
@@ -35,11 +34,6 @@ _WEAK = frozenset(
 def key_id(public: bytes) -> str:
     """Return the name of a public key: the first 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(public).hexdigest()[:16]
-
-
-def new_private() -> bytes:
-    """Return a private key from the system's source of randomness."""
-    return os.urandom(KEY_BYTES)
 
 
 def public_of(private: bytes) -> bytes:

@@ -32,14 +32,9 @@ class PublicKey(NamedTuple):
     public: bytes
 
 
-def number_of(key: SigningKey) -> bytes:
-    """Return the number that a key of ours has with minisign: the bytes of its id."""
-    return bytes.fromhex(key.key_id)
-
-
 def write_public(key: SigningKey) -> str:
-    """Return the text of a `.pub` file."""
-    number = number_of(key)
+    """Return the text of a `.pub` file; minisign knows a key of ours by the bytes of its id."""
+    number = bytes.fromhex(key.key_id)
     body = base64.b64encode(_PUBLIC + number + key.public).decode()
     return f"{_UNTRUSTED}minisign public key {number[::-1].hex().upper()}\n{body}\n"
 
@@ -75,7 +70,7 @@ def write_signature(key: SigningKey, chunks: Iterable[bytes], comment: str) -> s
         raise FormatError(f"trusted comment {comment[:80]!r}: expected one line")
     signature = key.sign(_hash(chunks))
     both = key.sign(signature + comment.encode())
-    body = base64.b64encode(_PREHASHED + number_of(key) + signature).decode()
+    body = base64.b64encode(_PREHASHED + bytes.fromhex(key.key_id) + signature).decode()
     last = base64.b64encode(both).decode()
     return f"{_UNTRUSTED}signature by triton-bundler\n{body}\n{_TRUSTED}{comment}\n{last}\n"
 

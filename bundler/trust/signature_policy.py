@@ -5,6 +5,8 @@ nobody asks.
 `SignaturePolicy.of_bundle` and `of_tag` judge an envelope against what is really there and return a
 `Judgement`; who restores, pulls or follows a tag calls `require`.  Under `require` anything but a
 good signature by a key that may vouch for all of it is an error, and nothing becomes visible.
+`subject_of` is a bundle as a signature has to describe it: who signs (`signing.py`) and who judges
+(`admission.py`) ask the same function.
 """
 
 from __future__ import annotations
@@ -13,22 +15,21 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from bundler.config import DEMANDS, Demand, signature_settings
 from bundler.errors import ConfigError, FormatError, NotFound, Untrusted
+from bundler.format import names
+from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
+from bundler.format.program_paths import is_code_path, is_program_path
+from bundler.format.tree_index import is_tree_path
 from bundler.trust.envelope import Envelope, signers
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
-from bundler.trust.subjects import Subject
 from bundler.trust.trusted_keys import TrustedKeys
-
-if TYPE_CHECKING:
-    from bundler.user_settings import SignatureSettings
-
 
 # Clocks of signers and readers may differ by so much before a statement counts as made in the
 # future.
@@ -41,6 +42,8 @@ _FIXES: dict[type[BundleStatement | TagStatement], str] = {
 }
 _S = TypeVar("_S", BundleStatement, TagStatement)
 _MAX_BYTES = 16 << 10
+# Any other file that calls itself a result of tuning could be a program.
+_TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
 # What is mostly meant where a signature is there.
 _NO_KEYS = "no key is trusted here: TRITON_BUNDLER_KEYS names the folder of keys"
 
@@ -61,8 +64,7 @@ class SeenEpochs:
         <folder>/<sha256 of store and tag>.json
             {"content": "…", "epoch": 7, "store": "…", "tag": "…"}
 
-    `check` is asked before a tag is followed, `note` when what it names was accepted.  Not
-    guaranteed: who can write to the folder can make it forget, and a machine that has seen nothing
+    `accept` is asked before a tag is followed.  Not guaranteed: who can write to the folder can make it forget, and a machine that has seen nothing
     believes the first statement that is in force.
 
     Safe under threads and processes: files are replaced whole.  Two that note at once may leave the
@@ -75,43 +77,31 @@ class SeenEpochs:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = os.fspath(folder)
 
-    def check(self, statement: TagStatement) -> None:
-        """Refuse a statement that is older than one that was seen.
+    def accept(self, statement: TagStatement) -> None:
+        """Refuse a statement that is older than one that was seen, and remember a newer one.
 
         Raises:
             Untrusted: its epoch is lower, or it is the same and names another bundle.
             FormatError: what was noted cannot be read.
+            StoreFull, AccessDenied: it cannot be noted.
         """
         seen = self._seen(statement)
-        if (
-            seen is None
-            or statement.epoch > seen.epoch
-            or (statement.epoch == seen.epoch and statement.content == seen.content)
-        ):
+        now = _Seen(statement.store, statement.tag, statement.epoch, statement.content)
+        if seen == now:
             return
-        raise Untrusted(
-            f"tag {statement.tag!r} of store {statement.store!r}: the signed statement has epoch"
-            f" {statement.epoch} and names {statement.content[:12]}…, but epoch {seen.epoch} with"
-            f" {seen.content[:12]}… was seen before: an old statement was played again; sign the"
-            f" tag again, or remove {self._path(statement)} if the store was made anew",
-            tag=statement.tag,
-            store=statement.store,
-            expected=seen.epoch,
-            got=statement.epoch,
-        )
-
-    def note(self, statement: TagStatement) -> None:
-        """Remember a statement that was accepted, unless a newer one was.
-
-        Raises:
-            StoreFull, AccessDenied: it cannot be written.
-        """
-        seen = self._seen(statement)
-        if seen is not None and seen.epoch >= statement.epoch:
-            return
+        if seen is not None and statement.epoch <= seen.epoch:
+            raise Untrusted(
+                f"tag {statement.tag!r} of store {statement.store!r}: the signed statement has epoch"
+                f" {statement.epoch} and names {statement.content[:12]}…, but epoch {seen.epoch} with"
+                f" {seen.content[:12]}… was seen before: an old statement was played again; sign the"
+                f" tag again, or remove {self._path(statement)} if the store was made anew",
+                tag=statement.tag,
+                store=statement.store,
+                expected=seen.epoch,
+                got=statement.epoch,
+            )
         with os_errors(self._folder, "make"):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        now = _Seen(statement.store, statement.tag, statement.epoch, statement.content)
         data = msgspec.json.encode(now, order="sorted")
         replace_file(self._path(statement), lambda file: file.write(data))
 
@@ -140,6 +130,52 @@ class SeenEpochs:
     def _path(self, statement: TagStatement) -> str:
         named = f"{len(statement.store)} {statement.store} {statement.tag}"
         return os.path.join(self._folder, f"{hashlib.sha256(named.encode()).hexdigest()}.json")
+
+
+class Subject(Struct, frozen=True):
+    """A bundle as it is, to compare with what was signed of it.
+
+    Attributes:
+        content: its digest, 64 hexadecimal digits.
+        stored: digest of its sections as they are stored; empty where there are none, as in a
+            store.
+        targets: of its kernels.
+        families: of server caches in it.
+        trust: `code` when anything in it runs on the CPU.
+    """
+
+    content: str
+    stored: str
+    targets: tuple[str, ...]
+    families: tuple[str, ...]
+    trust: TrustLevel
+
+
+def subject_of(bundle: Bundle) -> Subject:
+    """Return what a signature of this bundle has to be of."""
+    opaque = [entry.path for entry in bundle.opaque]
+    return Subject(
+        content=bundle.digest.removeprefix("sha256:"),
+        stored=bundle.stored_digest,
+        targets=tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
+        # The family stands in the path, and a restore refuses an index whose own family is another
+        # one.
+        families=tuple(sorted({path.split("/")[1] for path in opaque if is_tree_path(path)})),
+        trust="code" if _has_code(bundle) else "kernels",
+    )
+
+
+def _has_code(bundle: Bundle) -> bool:
+    """Whether anything in it may run on the CPU: what `trust="kernels"` leaves out."""
+    return bool(
+        bundle.helpers
+        # The plan of a program is data, unless it is marked: others call listed operators alone.
+        or any(
+            not is_program_path(entry.path) or is_code_path(entry.path) for entry in bundle.opaque
+        )
+        or any(not entry.path.endswith(_TUNED) for entry in bundle.tuning_files)
+        or any(kernel.layout.has_library for kernel in bundle.kernels)
+    )
 
 
 class Judgement(Struct, frozen=True):
@@ -213,7 +249,12 @@ class SignaturePolicy:
                 key.
         """
         chosen = signature_settings()
-        return policy_of(chosen, chosen.keys if keys is None else keys, kernels=kernels, code=code)
+        return SignaturePolicy(
+            TrustedKeys.load(chosen.keys if keys is None else keys),
+            kernels=kernels,
+            code=code,
+            epochs=SeenEpochs(chosen.epochs),
+        )
 
     def demand(self, trust: TrustLevel) -> Demand:
         """Return what is asked of a bundle of this trust level."""
@@ -270,10 +311,9 @@ class SignaturePolicy:
         judgement, statement = self._judge(envelopes, TagStatement, differs)
         if statement is not None and self._epochs is not None:
             try:
-                self._epochs.check(statement)
+                self._epochs.accept(statement)
             except Untrusted as error:
                 return Judgement("", error.message, "have who signs it push the tag again")
-            self._epochs.note(statement)
         return judgement
 
     def require(self, judgement: Judgement, trust: TrustLevel, what: str) -> None:
@@ -328,7 +368,10 @@ class SignaturePolicy:
                 else:
                     reasons.append(f"key {name!r} {refused}")
         if good:
-            statement, name = max(good, key=_newest)
+            # The newest counts: of a tag's statements that with the highest epoch.
+            statement, name = max(
+                good, key=lambda pair: (getattr(pair[0], "epoch", 0), pair[0].signed_at)
+            )
             return Judgement(name), statement
         reason = "; ".join(dict.fromkeys(reasons)) or "it is not signed"
         return Judgement("", reason, _FIXES[kind]), None
@@ -343,17 +386,3 @@ class SignaturePolicy:
                 " wrong"
             )
         return None
-
-
-def policy_of(
-    chosen: SignatureSettings, keys: str | os.PathLike[str], *, kernels: Demand, code: Demand
-) -> SignaturePolicy:
-    """Return what `SignaturePolicy.load` does, for who has read the settings; raises as that."""
-    return SignaturePolicy(
-        TrustedKeys.load(keys), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs)
-    )
-
-
-def _newest(pair: tuple[BundleStatement | TagStatement, str]) -> tuple[int, int]:
-    statement = pair[0]
-    return (statement.epoch if isinstance(statement, TagStatement) else 0, statement.signed_at)

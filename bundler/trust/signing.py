@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from bundler.errors import ConfigError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
-from bundler.format.bundle_file import FileSource, replace_content
+from bundler.format.bundle_file import replace_content
 from bundler.format.summary import Reported
 from bundler.trust import minisign as minisign_files
 from bundler.trust.envelope import Envelope
+from bundler.trust.signature_policy import subject_of
 from bundler.trust.signing_keys import SigningKey
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
-from bundler.trust.subjects import subject_of
 
 MINISIGN_SUFFIX = ".minisig"
-_CHUNK_BYTES = 1 << 20
 
 
 class SignReport(Reported, Struct, frozen=True):
@@ -162,16 +160,6 @@ def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int
         store=store, tag=tag, content=content, epoch=epoch, signed_at=int(time.time())
     )
     return _signed(statement, key).encode()
-
-
-def file_chunks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces; raises as `FileSource`."""
-    source = FileSource(path)
-    try:
-        for offset in range(0, source.size, _CHUNK_BYTES):
-            yield source.read(offset, _CHUNK_BYTES)
-    finally:
-        source.close()
 
 
 def _is_of(data: bytes, key: SigningKey) -> bool:

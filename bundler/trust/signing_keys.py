@@ -62,7 +62,7 @@ class SigningKey:
     @classmethod
     def generate(cls) -> SigningKey:
         """Return a new key."""
-        return cls(ed25519.new_private())
+        return cls(os.urandom(ed25519.KEY_BYTES))
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64 bytes of a signature (RFC 8032)."""

@@ -196,17 +196,6 @@ def _keys_in(folder: str | os.PathLike[str], opened: int) -> dict[str, TrustedKe
     return keys
 
 
-def read_key(path: str | os.PathLike[str]) -> TrustedKey:
-    """Read one file of a folder of trusted keys.
-
-    Raises:
-        FormatError: it holds something else.
-        NotFound, AccessDenied, LimitExceeded: it cannot be read.
-    """
-    with os_errors(path, "read"):
-        return _decoded(path, read_regular(path, MAX_FILE_BYTES))
-
-
 def _decoded(path: str | os.PathLike[str], data: bytes) -> TrustedKey:
     try:
         key = msgspec.json.decode(data, type=TrustedKey)
@@ -279,7 +268,9 @@ def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
         StoreFull, AccessDenied: it cannot be written.
     """
     _check_name(name)
-    key = read_key(os.path.join(folder, name + _SUFFIX))
+    path = os.path.join(folder, name + _SUFFIX)
+    with os_errors(path, "read"):
+        key = _decoded(path, read_regular(path, MAX_FILE_BYTES))
     revoked = msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now)))
     return write_key(folder, name, revoked)
 

@@ -49,7 +49,7 @@ from bundler.runtime.program.program_plan import (  # noqa: E402
     TensorSpec,
 )
 from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
-from bundler.trust.subjects import subject_of  # noqa: E402
+from bundler.trust.signature_policy import subject_of  # noqa: E402
 
 # Listed for releases of torch other than the one that is installed: none now.
 ELSEWHERE: frozenset[str] = frozenset()

@@ -33,7 +33,7 @@ from bundler.runtime.program.program_plan import (
     read_plan,
 )
 from bundler.runtime.tuning.tuning_winners import named_of
-from bundler.trust.subjects import subject_of
+from bundler.trust.signature_policy import subject_of
 
 WHOLE = TensorSpec("float32", ("ks0", 8), (8, 1))
 CHOICES = tuple(KernelChoice({"XBLOCK": block}, 4, 1) for block in (256, 512))

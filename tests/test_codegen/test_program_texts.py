@@ -24,9 +24,11 @@ from bundler.runtime.heuristics.facts import (  # noqa: E402
     ReductionHint,
     Setting,
 )
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs  # noqa: E402
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs  # noqa: E402
-from bundler.runtime.heuristics.reduction_rules import reduction_configs  # noqa: E402
+from bundler.runtime.heuristics.reduction_rules import (  # noqa: E402
+    persistent_reduction_configs,
+    reduction_configs,
+)
 
 
 @pytest.fixture

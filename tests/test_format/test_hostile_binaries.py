@@ -15,7 +15,7 @@ from bundler.format.binaries.debug_sections import constant_texts, debug_section
 from bundler.format.binaries.leaks import source_traces
 from bundler.format.entries import Target
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.launch.plans.parameter_layout import read_layout
+from bundler.runtime.launch.plan_builder import read_layout
 from bundler.runtime.tuning.occupancy import usage_of
 
 # Offsets and sizes at which something changes: the ends of what a call of C takes, of 64 bits, and

@@ -104,7 +104,7 @@ def test_a_tag_that_is_set_back_is_refused(url, bundle_path, setting, tmp_path):
     old = push_image(bundle_path, url, key=setting.alice)
     push_image(tmp_path / "new.tbundle", url, key=setting.alice)
     pull_image(url, tmp_path / "out.tbundle")
-    from bundler.images.image_places import image_url, open_place
+    from bundler.images.image_manifests import image_url, open_place
 
     with open_place(image_url(url)) as place:
         found = place.manifest(old.manifest)

@@ -26,8 +26,7 @@ from bundler import (
     push_image,
 )
 from bundler.backends.oci import open_image_place, parse_image_url
-from bundler.images.kernel_cache_images import cache_files, layer_files
-from bundler.images.kernel_cache_layers import unpack_layer, write_layer
+from bundler.images.kernel_cache_images import cache_files, layer_files, unpack_layer, write_layer
 
 LABEL = "cache.triton.image"
 DOCKER = (
@@ -252,7 +251,7 @@ def test_long_names_are_read(files, tmp_path):
         folder = tmp_path / str(archive_format)
         folder.mkdir()
         found = unpack_layer(io.BytesIO(tar([(name, b"{}")], archive_format)), str(folder))
-        assert (found.files, found.cache_bytes) == (1, 2)
+        assert found.cache_bytes == 2
         assert (folder / KEY / f"{'k' * 190}.json").read_bytes() == b"{}"
 
 

@@ -14,8 +14,7 @@ from bundler import (
     UnsafeName,
     UnsupportedVersion,
 )
-from bundler.images.bundle_sources import open_bundle
-from bundler.images.model_snapshots import add_to_snapshot
+from bundler.images.bundle_sources import add_to_snapshot, open_bundle
 
 
 @pytest.fixture

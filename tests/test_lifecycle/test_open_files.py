@@ -39,7 +39,6 @@ NOT_REPLACED = {
     ): "a report in the temporary directory of the command that started it",
     ("compile/compile_worker.py", "open wb"): "/proc",
     ("compile/program_capture.py", "open wb"): "a pipe",
-    ("runtime/tuning/launch_dump.py", "open a"): "a log that the user asked for grows at its end",
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
     (
@@ -52,7 +51,7 @@ NOT_REPLACED = {
     ): "begins again with a file that the caller made for this download",
     ("images/image_pull.py", "open wb"): "into a temporary folder of this call",
     (
-        "images/kernel_cache_layers.py",
+        "images/kernel_cache_images.py",
         "open wb",
     ): "a descriptor of a file that is created here, in a temporary folder",
 }

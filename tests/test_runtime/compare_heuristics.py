@@ -16,9 +16,11 @@ from torch._inductor.runtime import triton_heuristics as theirs
 
 from bundler.errors import ConfigError
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    persistent_reduction_configs,
+    reduction_configs,
+)
 
 DEVICES = {
     "H200": Device("cuda", 132, 32, 9, 65536, 2048, 1024),

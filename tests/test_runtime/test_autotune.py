@@ -47,7 +47,7 @@ def triton(compiled, monkeypatch, tmp_path):
     """Triton, with the shared cache; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     monkeypatch.setattr(
-        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+        "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "records")
     )
     return pytest.importorskip("triton")
 
@@ -148,7 +148,7 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
         kernel[grid](X, Y, OUT, 1024)
     bundle = recording.collect()
     monkeypatch.setattr(
-        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "restored")
+        "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "restored")
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "restored"))
     assert bundler.restore(bundle).tuned == 1
@@ -170,7 +170,7 @@ def test_records_of_other_processes_are_taken_with_their_kernels(
     beside it.
     """
     monkeypatch.setattr(
-        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "cache")
+        "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "cache")
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))

@@ -20,7 +20,6 @@ from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.tuning.candidate_compiler import (
     CandidateCompiler,
-    TuningDevice,
     importable,
     make,
 )
@@ -41,8 +40,7 @@ def triton(monkeypatch, tmp_path):
 def compiler(triton, launch_kernels):
     """Return candidates for a call of the vector add."""
     driver = DryDriver()
-    place = TuningDevice.of(driver, 0)
-    return CandidateCompiler(launch_kernels.add, CALL, place, (4,), Hooks(), workers=1)
+    return CandidateCompiler(launch_kernels.add, CALL, driver, (4,), Hooks(), workers=1)
 
 
 @pytest.mark.release
@@ -136,9 +134,7 @@ def test_who_can_be_imported_is_compiled_elsewhere(triton, launch_kernels):
 def test_what_the_caches_of_amd_say_is_found_too(triton, launch_kernels):
     """A candidate for another vendor: its registers, its spills, its launch."""
     driver = DryDriver("hip")
-    compiler = CandidateCompiler(
-        launch_kernels.add, CALL, TuningDevice.of(driver, 0), (4,), Hooks(), workers=1
-    )
+    compiler = CandidateCompiler(launch_kernels.add, CALL, driver, (4,), Hooks(), workers=1)
     (candidate,) = compiler.build([Config({"BLOCK": 64}, options={"waves_per_eu": 2})])
     assert candidate.registers > 0
     assert candidate.spills == 0

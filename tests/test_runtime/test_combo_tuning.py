@@ -12,7 +12,7 @@ from bundler.runtime import Config, Descent, DryDriver, Space, TunerOptions, heu
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import Device, Policy, ReductionHint, Setting
 from bundler.runtime.tuning.benchmark import GivenClock, Sample
-from bundler.runtime.tuning.tuner import Search, Traits
+from bundler.runtime.tuning.tuner import Search
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 SETTING = Setting(H200)
@@ -85,8 +85,10 @@ def searched(plan, cost, descent=None, space=None):
         time_ms = cost(candidate.config)
         return Sample(time_ms, time_ms, time_ms)
 
-    traits = Traits("pointwise", space or Space(), custom=False, steps=plan.steps)
-    outcome = Search("f", builder, bench, traits, descent=descent).run([plan.base])
+    options = TunerOptions(
+        kind="pointwise", space=space or Space(), custom=False, steps=plan.steps, descent=descent
+    )
+    outcome = Search("f", builder, bench, options).run([plan.base])
     assert [made.config for made in builder.made if made.loaded] == [outcome.winner.config]
     return outcome.winner.config, outcome.found_by, timed
 

@@ -30,7 +30,7 @@ def triton(compiled, monkeypatch, tmp_path):
     """Triton with a cache of this file's own; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     monkeypatch.setattr(
-        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+        "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "records")
     )
     return pytest.importorskip("triton")
 

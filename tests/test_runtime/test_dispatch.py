@@ -10,8 +10,8 @@ import pytest
 
 from bundler.errors import CannotLaunchStatically, NotFound, ToolchainMismatch
 from bundler.runtime import DeviceProperties, DryDriver, load
-from bundler.runtime.launch.calls.specialization_choice import Choices
-from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.specialization_choice import Choices
+from bundler.runtime.launch.specialization_match import Specialization
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 GRID = (3,)

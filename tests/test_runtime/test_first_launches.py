@@ -20,9 +20,9 @@ from bundler.format.constant_values import Value
 from bundler.format.launch_spec import LaunchFacts
 from bundler.format.manifest import Content, Observed
 from bundler.runtime import DryDriver, load
-from bundler.runtime.launch.calls.specialization_choice import Choices
-from bundler.runtime.launch.calls.specialization_match import Specialization
-from bundler.runtime.launch.plans.shared_parts import SharedParts
+from bundler.runtime.launch.plan import SharedParts
+from bundler.runtime.launch.specialization_choice import Choices
+from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.launch.static_kernel import StaticKernel
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT

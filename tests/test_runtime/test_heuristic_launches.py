@@ -179,7 +179,7 @@ def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkey
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", recording)
     ranges = []
     monkeypatch.setattr(
-        "bundler.runtime.tuning.profiler_ranges.launch_range",
+        "bundler.runtime.tuning.tuner_reports.launch_range",
         lambda launch, *_: ranges.append(launch.kernel) or contextlib.nullcontext(),
     )
     kernel.run(X, Y, OUT, 1024)
@@ -203,7 +203,7 @@ def test_a_profiler_that_records_is_seen_without_python(
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", profiler)
     kernel.tuned.hooks.enter.clear()
     monkeypatch.setattr(
-        "bundler.runtime.tuning.profiler_ranges.launch_range",
+        "bundler.runtime.tuning.tuner_reports.launch_range",
         lambda *_: contextlib.nullcontext(),
     )
     kernel.run(X, Y, OUT, 1024)
@@ -287,8 +287,8 @@ def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(ma
         kernel.run(X, Y, OUT, 1024)
     assert len(set(grids(driver))) == 3
     fixed, driver = make(grid=FixedGrid(("n // 64", 1, 1)))
-    worked, real = [], fixed._grids._work
-    monkeypatch.setattr(fixed._grids, "_work", lambda *blocks: worked.append(1) or real(*blocks))
+    worked, real = [], fixed._worked_out
+    monkeypatch.setattr(fixed, "_worked_out", lambda *blocks: worked.append(1) or real(*blocks))
     monkeypatch.setattr(heuristic_kernel, "MAX_KNOWN", 2)
     for n in (64, 64, 128, 64, 192, 256, 64, 0):
         fixed.run(X, Y, OUT, n)

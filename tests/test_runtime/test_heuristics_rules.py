@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import ConfigError
-from bundler.runtime.configs import Config
+from bundler.runtime.configs import (
+    Config,
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.block_limits import (
     ceil_div,
     check_blocks,
@@ -18,22 +24,20 @@ from bundler.runtime.heuristics.block_limits import (
 )
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan, shared_blocks
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.filters import (
+from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
+from bundler.runtime.heuristics.tiles import (
     meet_descriptor_floors,
     one_for_determinism,
     raise_to_floors,
+    share_by_score,
+    spread_row,
 )
-from bundler.runtime.heuristics.given_configs import (
-    fixed_configs,
-    foreach_configs,
-    template_configs,
-    user_configs,
-)
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
-from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.heuristics.tiles import share_by_score, spread_row
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 MI300 = Device("hip", 304, 64, 9, 65536, 2048, 1024)
@@ -211,9 +215,9 @@ def test_user_configs():
 
 def test_foreach_configs():
     """Eight warps, with max_autotune several."""
-    assert [c.num_warps for c in foreach_configs(Policy())] == [8]
-    assert [c.num_warps for c in foreach_configs(Policy(max_autotune=True))] == [1, 2, 4, 8]
-    assert {c.num_stages for c in foreach_configs(Policy())} == {1}
+    assert [c.num_warps for c in foreach_configs(max_autotune=False)] == [8]
+    assert [c.num_warps for c in foreach_configs(max_autotune=True)] == [1, 2, 4, 8]
+    assert {c.num_stages for c in foreach_configs(max_autotune=False)} == {1}
 
 
 def test_matrix_products():

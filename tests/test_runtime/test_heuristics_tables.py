@@ -5,13 +5,14 @@ import pytest
 
 from bundler.runtime.heuristics.block_limits import grow_for_grid, warp_rule
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.persistent_rules import (
-    choose_rsplit_size,
-    persistent_reduction_configs,
-)
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    choose_rsplit_size,
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 B200 = Device("cuda", 148, 32, 10, 65536, 2048, 1024)

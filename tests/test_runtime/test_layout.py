@@ -13,8 +13,8 @@ from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
 from bundler.format.binaries import device_elf
 from bundler.format.binaries.device_elf import section_named, why_unusable
 from bundler.runtime import build_plan
-from bundler.runtime.launch.plans import parameter_layout
-from bundler.runtime.launch.plans.parameter_layout import MAX_BUFFER_BYTES, read_layout
+from bundler.runtime.launch import plan_builder
+from bundler.runtime.launch.plan_builder import MAX_BUFFER_BYTES, read_layout
 
 
 class Map(ctypes.Structure):
@@ -216,15 +216,15 @@ def test_the_extension_finds_the_section_that_python_finds(recorded, data):
     """In a whole binary the same bytes; in a damaged one it leaves the answer to Python, or gives
     the one that Python gives.
     """
-    if parameter_layout.EXTENSION is None:
+    if plan_builder.EXTENSION is None:
         pytest.skip("the extension was not built here")
     kernel = first(recorded, data.draw(st.sampled_from(["add", "nested", "nothing"])), "cuda:90")
     image = bytearray(recorded.bundle.read(kernel.binary))
     wanted = b".nv.info." + kernel.launch.entry.encode()
-    assert parameter_layout.EXTENSION.find_section(bytes(image), wanted) == section_named(
+    assert plan_builder.EXTENSION.find_section(bytes(image), wanted) == section_named(
         bytes(image), wanted
     )
-    assert parameter_layout.EXTENSION.find_section(bytes(image), b".none") is None
+    assert plan_builder.EXTENSION.find_section(bytes(image), b".none") is None
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(
             st.one_of(
@@ -237,7 +237,7 @@ def test_the_extension_finds_the_section_that_python_finds(recorded, data):
     damaged = bytes(
         image[: data.draw(st.sampled_from([len(image), len(image) - 1, len(image) // 2, 63, 5, 0]))]
     )
-    found = parameter_layout.EXTENSION.find_section(damaged, wanted)
+    found = plan_builder.EXTENSION.find_section(damaged, wanted)
     if found is not NotImplemented:
         assert why_unusable(damaged) is None
         assert found == section_named(damaged, wanted)

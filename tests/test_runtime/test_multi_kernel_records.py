@@ -19,8 +19,7 @@ from bundler.lifecycle.tuning.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import DeviceProperties, DryDriver, LookupTable, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.tuning.benchmark import GivenClock
-from bundler.runtime.tuning.multi_kernel import MultiKernel, ShapeKernel
-from bundler.runtime.tuning.multi_kernel_records import MultiKernelRecords
+from bundler.runtime.tuning.multi_kernel import MultiKernel, MultiKernelRecords, ShapeKernel
 from bundler.runtime.tuning.tuning_winners import plain_config
 
 pytestmark = pytest.mark.toolchain

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bundler.errors import CannotLaunchStatically
 from bundler.format.entries import Target
 from bundler.runtime import LaunchPlan, Parameter
-from bundler.runtime.launch.plans.parameter_buffer import Packer
+from bundler.runtime.launch.parameter_buffer import Packer
 
 C_TYPES = {
     "pointer": ctypes.c_uint64,

@@ -20,7 +20,7 @@ from bundler.runtime import (
     TunedLaunch,
     TunerOptions,
 )
-from bundler.runtime.tuning import profiler_ranges, tuning_winners
+from bundler.runtime.tuning import tuner_reports, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
 from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
 from bundler.toolchain import profiler_hooks, tuner_toolchain
@@ -224,8 +224,8 @@ def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
     cuda = SimpleNamespace(synchronize=lambda: heard.append("wait"))
     torch = SimpleNamespace(cuda=cuda, autograd=SimpleNamespace(DeviceType=device))
     profiler = SimpleNamespace(profile=Profile, ProfilerActivity=SimpleNamespace(CUDA="gpu"))
-    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
-    monkeypatch.setitem(profiler_ranges.sys.modules, "torch.profiler", profiler)
+    monkeypatch.setitem(tuner_reports.sys.modules, "torch", torch)
+    monkeypatch.setitem(tuner_reports.sys.modules, "torch.profiler", profiler)
     found = tuner_toolchain.profiled_kernels(lambda: heard.append("run"))
     assert found == [("first", 3.0), ("second", 2.0)]
     assert heard == ["wait", ["gpu"], "start", "run", "wait", "stop"]
@@ -256,9 +256,9 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
             made.append("leave")
 
     torch = SimpleNamespace(_C=SimpleNamespace(_profiler=SimpleNamespace(_RecordFunctionFast=Fast)))
-    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
+    monkeypatch.setitem(tuner_reports.sys.modules, "torch", torch)
     monkeypatch.setitem(
-        profiler_ranges.sys.modules,
+        tuner_reports.sys.modules,
         "torch.autograd.profiler",
         SimpleNamespace(_is_profiler_enabled=True),
     )
@@ -273,7 +273,7 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
         0,
         {"x": calls.X, "n": 3},
     )
-    with profiler_ranges.launch_range(launch, {"kernel_num_gb": 0.5}):
+    with tuner_reports.launch_range(launch, {"kernel_num_gb": 0.5}):
         made.append("launch")
     facts = {
         "kernel_name": "add",
@@ -304,13 +304,13 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(tuner_reports.sys.modules, "torch", SimpleNamespace())
     monkeypatch.setitem(
-        profiler_ranges.sys.modules,
+        tuner_reports.sys.modules,
         "torch.autograd.profiler",
         SimpleNamespace(record_function=Range),
     )
-    with profiler_ranges.launch_range(TunedLaunch("", "", "", Config(), (1, 1, 1), 0, 0, {})):
+    with tuner_reports.launch_range(TunedLaunch("", "", "", Config(), (1, 1, 1), 0, 0, {})):
         pass
     assert names == ["triton kernel"]
 

@@ -32,7 +32,7 @@ def tune(launch_kernels, monkeypatch, compiled, tmp_path):
 
     def run(machine, *, blocks=(64, 128), **options):
         monkeypatch.setattr(
-            "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / machine)
+            "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / machine)
         )
         driver, measured = DryDriver("cuda", handle=5), []
 

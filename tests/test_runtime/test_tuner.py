@@ -8,10 +8,12 @@ import math
 import pytest
 
 from bundler.errors import CompileFailed, DriverError, NoValidConfig
-from bundler.runtime import Config, Descent, Space
+from bundler.runtime import Config, Descent, Space, TunerOptions
 from bundler.runtime.tuning.benchmark import Sample
+from bundler.runtime.tuning.candidate_compiler import Refused
 from bundler.runtime.tuning.occupancy import Occupancy
-from bundler.runtime.tuning.tuner import Refused, Search, Traits, describe
+from bundler.runtime.tuning.tuner import Search
+from bundler.runtime.tuning.tuning_winners import describe
 
 H100 = Occupancy("cuda", 9, 65536, 2048, 32, 132)
 BLOCKS = [Config({"XBLOCK": block}) for block in (64, 128, 256, 512)]
@@ -67,8 +69,8 @@ class Clock:
         return Sample(time, time, time)
 
 
-def search(compiler, clock, traits=None, **more):
-    return Search("kernel", compiler, clock, traits or Traits(), **more)
+def search(compiler, clock, occupancy=None, **options):
+    return Search("kernel", compiler, clock, TunerOptions(**options), occupancy)
 
 
 def by_block(config):
@@ -79,7 +81,7 @@ def test_every_config_is_timed_once_and_the_fastest_wins():
     """Four configs, four measurements; only the winner stays loaded."""
     compiler, clock = FakeCompiler(), Clock(by_block)
     outcome = search(compiler, clock).run(BLOCKS)
-    assert (outcome.winner.config, outcome.found_by, outcome.measured) == (BLOCKS[2], "autotune", 4)
+    assert (outcome.winner.config, outcome.found_by) == (BLOCKS[2], "autotune")
     assert clock.timed == BLOCKS
     assert [made.config for made in compiler.made if made.loaded] == [BLOCKS[2]]
     assert [timing.time_ns for timing in outcome.timings] == [
@@ -151,18 +153,19 @@ def test_spilling_configs_are_not_timed_unless_the_kernel_is_a_users():
     """Above the threshold of 16 words; 32 on AMD; a threshold that was given counts."""
     compiler = FakeCompiler(spills=lambda config: 20 if config == BLOCKS[2] else 0)
     clock = Clock(by_block)
-    outcome = search(compiler, clock, Traits(custom=False)).run(BLOCKS)
+    outcome = search(compiler, clock, custom=False).run(BLOCKS)
     assert outcome.winner.config == BLOCKS[1]
     assert BLOCKS[2] not in clock.timed
     assert "spilling: 20 words, and 16 are allowed" in outcome.timings[2].reason
+    assert search(compiler, Clock(by_block), custom=True).run(BLOCKS).winner.config == BLOCKS[2]
+    amd = Occupancy("hip", 0, 65536, 2048, 64, 304)
     assert (
-        search(compiler, Clock(by_block), Traits(custom=True)).run(BLOCKS).winner.config
-        == BLOCKS[2]
+        search(compiler, Clock(by_block), amd, custom=False).run(BLOCKS).winner.config == BLOCKS[2]
     )
-    on_amd = Traits(custom=False, occupancy=Occupancy("hip", 0, 65536, 2048, 64, 304))
-    assert search(compiler, Clock(by_block), on_amd).run(BLOCKS).winner.config == BLOCKS[2]
     assert (
-        search(compiler, Clock(by_block), on_amd, spill_threshold=10).run(BLOCKS).winner.config
+        search(compiler, Clock(by_block), amd, custom=False, spill_threshold=10)
+        .run(BLOCKS)
+        .winner.config
         == BLOCKS[1]
     )
 
@@ -175,34 +178,44 @@ def test_reductions_with_many_registers_are_tried_with_half_the_block():
         Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16),
         Config({"XBLOCK": 1, "R0_BLOCK": 1024}, 16),
     ]
-    traits = Traits("reduction", Space({"x": 4096, "r0_": 4096}), H100, custom=False)
+    space = Space({"x": 4096, "r0_": 4096})
     compiler, clock = (
         FakeCompiler(registers=lambda config: 64),
         Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000),
     )
-    outcome = search(compiler, clock, traits).run(start)
+    outcome = search(compiler, clock, H100, kind="reduction", space=space).run(start)
     assert [config.kwargs["R0_BLOCK"] for config in clock.timed] == [2048, 1024, 512]
     assert outcome.winner.config.kwargs["R0_BLOCK"] == 512
     fixed = Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000)
     search(
         FakeCompiler(registers=lambda config: 64),
         fixed,
-        Traits("reduction", traits.space, H100, rescale=False),
+        H100,
+        kind="reduction",
+        space=space,
+        rescale=False,
     ).run(start)
     assert len(fixed.timed) == 2
+    floored = Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000)
+    floor = Space({"x": 4096, "r0_": 4096}, min_blocks={"r0_": 1024})
+    halved = FakeCompiler(registers=lambda config: 64)
+    search(halved, floored, H100, kind="reduction", space=floor).run(start)
+    assert len(floored.timed) == 2
 
 
 def test_descent_goes_on_from_the_best_config():
     """Each further config is compiled and timed once; the record says how the winner was found."""
-    traits = Traits("pointwise", Space({"x": 4096}, max_warps=32))
+    space = Space({"x": 4096}, max_warps=32)
     compiler, clock = (
         FakeCompiler(),
         Clock(lambda config: by_block(config) + abs(config.num_warps - 8) / 10),
     )
-    outcome = search(compiler, clock, traits, descent=Descent()).run(BLOCKS[:2])
+    outcome = search(compiler, clock, kind="pointwise", space=space, descent=Descent()).run(
+        BLOCKS[:2]
+    )
     assert (outcome.winner.config.kwargs["XBLOCK"], outcome.winner.config.num_warps) == (256, 8)
     assert outcome.found_by == "coordinate_descent"
-    assert len(clock.timed) == len(set(clock.timed)) == outcome.measured
+    assert len(clock.timed) == len(set(clock.timed))
     assert [made.config for made in compiler.made if made.loaded] == [outcome.winner.config]
 
 
@@ -224,16 +237,24 @@ def test_who_is_refined_depends_on_the_kind(kind, deterministic, refined):
     """Templates, users' kernels and fixed configs are not; reductions are not in deterministic
     mode.
     """
-    traits = Traits(kind, Space({"x": 4096}), deterministic=deterministic)
     clock = Clock(by_block)
-    search(FakeCompiler(), clock, traits, descent=Descent()).run(BLOCKS[:1])
+    search(
+        FakeCompiler(),
+        clock,
+        kind=kind,
+        space=Space({"x": 4096}),
+        deterministic=deterministic,
+        descent=Descent(),
+    ).run(BLOCKS[:1])
     assert (len(clock.timed) > 1) == refined
 
 
 def test_a_users_kernel_is_refined_in_the_fields_that_were_named():
     """Without names the list is what its user wanted."""
-    traits = Traits(space=Space(fields=("XBLOCK",)))
-    outcome = search(FakeCompiler(), Clock(by_block), traits, descent=Descent()).run(BLOCKS[:1])
+    space = Space(fields=("XBLOCK",))
+    outcome = search(FakeCompiler(), Clock(by_block), space=space, descent=Descent()).run(
+        BLOCKS[:1]
+    )
     assert (outcome.winner.config.kwargs["XBLOCK"], outcome.winner.config.num_warps) == (256, 4)
 
 
@@ -243,7 +264,7 @@ def test_in_deterministic_mode_no_measurement_decides(kind):
     released.
     """
     compiler, clock = FakeCompiler({BLOCKS[0]: "OutOfResources: shared memory"}), Clock(by_block)
-    outcome = search(compiler, clock, Traits(kind, deterministic=True)).run(BLOCKS)
+    outcome = search(compiler, clock, kind=kind, deterministic=True).run(BLOCKS)
     assert (outcome.winner.config, clock.timed) == (BLOCKS[1], [])
     assert [made.config for made in compiler.made if made.loaded] == [BLOCKS[1]]
 
@@ -252,7 +273,7 @@ def test_pointwise_kernels_are_measured_in_deterministic_mode_too():
     """Their config changes no number."""
     clock = Clock(by_block)
     assert (
-        search(FakeCompiler(), clock, Traits("pointwise", deterministic=True))
+        search(FakeCompiler(), clock, kind="pointwise", deterministic=True)
         .run(BLOCKS)
         .winner.config
         == BLOCKS[2]
@@ -270,7 +291,7 @@ def test_what_fails_while_refining_is_only_no_improvement():
             return super().build(configs)
 
     outcome = search(
-        Picky(), Clock(by_block), Traits("pointwise", Space({"x": 4096})), descent=Descent()
+        Picky(), Clock(by_block), kind="pointwise", space=Space({"x": 4096}), descent=Descent()
     ).run(BLOCKS[:3])
     assert outcome.winner.config == BLOCKS[2]
     assert any(timing.reason == "broken for 512" for timing in outcome.timings)

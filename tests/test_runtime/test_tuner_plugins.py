@@ -16,7 +16,7 @@ from bundler.integrations.session_counters import Counters
 from bundler.lifecycle.tuning.tuning_directory import TuningFolder
 from bundler.lifecycle.tuning.tuning_savings import METER
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, TunerPlugin
-from bundler.runtime.tuning.profiler_clock import ProfilerClock
+from bundler.runtime.tuning.benchmark import ProfilerClock
 
 pytestmark = pytest.mark.toolchain
 X, Y, OUT = calls.X, calls.Y, calls.OUT
@@ -34,7 +34,7 @@ def tune(launch_kernels, monkeypatch, compiled, tmp_path):
     """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     monkeypatch.setattr(
-        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+        "bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "records")
     )
 
     def make(*plugins, blocks=(64, 128, 256), **options):
@@ -189,8 +189,8 @@ def test_a_plugin_that_looks_at_no_launch_costs_none(tune):
             return None
 
     kernel, _, _ = tune(Quiet(), blocks=(64,))
-    assert kernel._watch.always is False
-    assert tune(Noting())[0]._watch.always is True
+    assert kernel._watched is False
+    assert tune(Noting())[0]._watched is True
 
 
 def test_torchs_profiler_has_the_whole_record(tune, tmp_path):

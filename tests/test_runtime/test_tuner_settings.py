@@ -21,10 +21,9 @@ from bundler.runtime.heuristics.facts import Device, Facts, Setting
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.tuning import tuner_options
 from bundler.runtime.tuning.benchmark import GivenClock, Sample
-from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, TuningDevice
+from bundler.runtime.tuning.candidate_compiler import CandidateCompiler
 from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
-from bundler.runtime.tuning.trial import ArgumentEffects, Trial
-from bundler.runtime.tuning.tuner import Search, Traits, rescaled
+from bundler.runtime.tuning.tuner import ArgumentEffects, Search, Trial, rescaled
 from bundler.toolchain import tuner_toolchain
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT
@@ -45,11 +44,12 @@ def function(*parameters):
     return type("JITFunction", (), fields)()
 
 
-def traits(options, driver=None):
-    """What a search is told of a kernel with these options."""
-    place = TuningDevice.of(driver or DryDriver("cuda"), 0)
-    compiler = CandidateCompiler(function("x"), {}, place, GRID, Hooks(), workers=1)
-    return Trial("f", compiler, ArgumentEffects(), None, options)._traits()
+def occupancy(options, driver=None):
+    """What a search is told of the device of a kernel with these options."""
+    compiler = CandidateCompiler(
+        function("x"), {}, driver or DryDriver("cuda"), GRID, Hooks(), workers=1
+    )
+    return Trial("f", compiler, ArgumentEffects(), None, options)._occupancy()
 
 
 def reduction(facts=None, options=None, device=H200):
@@ -65,8 +65,8 @@ def test_the_floor_of_the_reduction_block_holds_for_halved_blocks_too():
     """`min_rblock` reaches the rule for registers; as in torch it is a floor of `R0_BLOCK`
     alone.
     """
-    assert traits(reduction(Facts(min_rblock=1024)).tuned.options).min_r == 1024
-    assert traits(reduction().tuned.options).min_r == 1
+    assert reduction(Facts(min_rblock=1024)).tuned.options.space.min_blocks["r0_"] == 1024
+    assert reduction().tuned.options.space.min_blocks["r0_"] == 1
     hints, config = {"x": 4096, "r0_": 4096}, Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16)
     assert rescaled(config, 64, hints, H100, 1024).kwargs["R0_BLOCK"] == 1024
     assert rescaled(config, 64, hints, H100, 2048) is None
@@ -81,17 +81,9 @@ def test_spills_count_unless_the_user_says_that_the_kernel_is_a_users():
     listed = heuristics.user_autotune([{"BLOCK": 64}], Setting(H200), grid="Grid1D")(
         function("xnumel", "BLOCK")
     )
-    assert [traits(kernel.tuned.options).custom for kernel in (reduction(), listed)] == [
-        False,
-        False,
-    ]
+    assert [kernel.tuned.options.custom for kernel in (reduction(), listed)] == [False, False]
     told = reduction(options=TunerOptions(custom=True))
-    assert traits(told.tuned.options).custom
-    assert [traits(TunerOptions(custom=said)).custom for said in (None, True, False)] == [
-        True,
-        True,
-        False,
-    ]
+    assert told.tuned.options.custom is True
     assert metadata.tuner_options_of({}, TunerOptions(), custom=True).custom is True
     assert metadata.tuner_options_of({}, TunerOptions(), custom=False).custom is False
     assert metadata.tuner_options_of({}, TunerOptions(custom=True), custom=False).custom is True
@@ -128,7 +120,7 @@ def search(spills, broken=()):
 
     broken_ones = [made[place] for place in broken]
     builder = SimpleNamespace(build=lambda configs: made)
-    outcome = Search("f", builder, bench, Traits("pointwise", custom=False)).run(
+    outcome = Search("f", builder, bench, TunerOptions(kind="pointwise", custom=False)).run(
         [one.config for one in made]
     )
     assert [one for one in made if one.loaded] == [outcome.winner]
@@ -150,15 +142,12 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
     """Figures by architecture are for what neither the device of this process nor who declared it
     tells.
     """
-    table = traits(TunerOptions()).occupancy
+    table = occupancy(TunerOptions())
     assert (table.registers, table.threads) == (65536, 2048)
-    unknown = traits(reduction(device=Device("cuda", 132)).tuned.options).occupancy
+    unknown = occupancy(reduction(device=Device("cuda", 132)).tuned.options)
     assert (unknown.registers, unknown.threads) == (65536, 2048)
     declared = reduction(device=Device("cuda", 132, 32, 9, 131072, 1536)).tuned.options
-    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (
-        131072,
-        1536,
-    )
+    assert (occupancy(declared).registers, occupancy(declared).threads) == (131072, 1536)
     said = reduction(options=TunerOptions(limits=DeviceLimits(threads=1024))).tuned.options
     assert said.limits == DeviceLimits(65536, 1024)
     properties = SimpleNamespace(regs_per_multiprocessor=32768, max_threads_per_multi_processor=768)
@@ -169,12 +158,12 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
         memory_allocated=lambda: 0,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (
+    assert (occupancy(declared).registers, occupancy(declared).threads) == (
         32768,
         768,
     )
     monkeypatch.setattr(cuda, "is_initialized", lambda: False)
-    assert traits(declared).occupancy.registers == 131072
+    assert occupancy(declared).registers == 131072
 
 
 # ------------------------------------------------------------------------------------------- Caches

@@ -101,10 +101,10 @@ def test_without_a_signature_nothing_becomes_visible_under_require(
 
 
 def _tuned(path):
-    from bundler.runtime.tuning.launch_state import LaunchState
+    from bundler.runtime.tuning.autotuned_kernel import LaunchState
     from bundler.runtime.tuning.tuner_options import TunerOptions
 
-    LaunchState.open(
+    LaunchState(
         "kernel", None, TunerOptions(bundle=path, driver=bundler.DryDriver()), results=False
     )
 
@@ -235,7 +235,7 @@ def test_signatures_of_several_keys_stand_side_by_side(kernels, keys):
 
 
 def _subject(bundle):
-    from bundler.trust.subjects import subject_of
+    from bundler.trust.signature_policy import subject_of
 
     return subject_of(bundle)
 

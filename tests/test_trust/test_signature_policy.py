@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope
-from bundler.trust.signature_policy import SeenEpochs, SignaturePolicy
+from bundler.trust.signature_policy import SeenEpochs, SignaturePolicy, Subject
 from bundler.trust.signing_keys import SigningKey
 from bundler.trust.statements import BundleStatement, TagStatement
-from bundler.trust.subjects import Subject
 from bundler.trust.trusted_keys import TrustedKey, TrustedKeys, write_key
 
 NOW = 1_800_000_000

@@ -253,7 +253,7 @@ def tune(bundle: str) -> dict[str, Any]:
     import bundler
     from bundler.compile.service import CompileService
     from bundler.runtime import TunerOptions
-    from bundler.runtime.tuning.tuner import describe as words_of
+    from bundler.runtime.tuning.tuning_winners import describe as words_of
 
     counts = Counts()
     with CompileService() as service, bundler.recording() as recording:

@@ -23,10 +23,9 @@ from bundler.errors import Untrusted
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import check_replaceable, replace_content
 from bundler.trust import minisign
-from bundler.trust.file_signatures import judge_file, trust_public_file
+from bundler.trust.file_signatures import judge_file, trust_public_file, verify_sigstore
 from bundler.trust.signing import sign as sign_file
 from bundler.trust.signing_keys import SigningKey
-from bundler.trust.sigstore_bundles import verify_sigstore
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, revoke_key
 
 COLUMNS = (

@@ -46,8 +46,7 @@ from bundler.lifecycle.tuning.tuning_directory import Pair, tunings_of, winners_
 from bundler.lifecycle.tuning.tuning_formats import FORMATS, read_configs, write_configs
 from bundler.runtime.heuristics.grid_expressions import TextGrid
 from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, export_kernel, grid_notes
-from bundler.runtime.tuning.tuner import describe
-from bundler.runtime.tuning.tuning_winners import config_of, plain_config, table_entry
+from bundler.runtime.tuning.tuning_winners import config_of, describe, plain_config, table_entry
 
 _key_option = option(
     "--key NAMES",

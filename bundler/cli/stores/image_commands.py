@@ -18,14 +18,12 @@ from bundler.cli.command import command, group, option, output_option, signing_k
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
-from bundler.images.bundle_sources import open_bundle_file
-from bundler.images.image_places import image_url, open_place
+from bundler.images.bundle_sources import SCHEME, add_to_snapshot, open_bundle_file
+from bundler.images.image_manifests import image_url, open_place
 from bundler.images.image_pull import pull_image
-from bundler.images.image_push import push_image
-from bundler.images.image_reports import ImageReport
+from bundler.images.image_push import ImageReport, push_image
 from bundler.images.image_signatures import is_fallback_tag
 from bundler.images.kernel_cache_images import DEFAULT_ROOT
-from bundler.images.model_snapshots import SCHEME, add_to_snapshot
 from bundler.store.store_failures import store_errors
 
 layout_option = option(

@@ -15,9 +15,11 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.block_limits import is_reduced, max_block, product
 from bundler.runtime.heuristics.facts import Facts, ReductionHint, Setting, SizeHints, TileHint
-from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    persistent_reduction_configs,
+    reduction_configs,
+)
 
 _SHARED_X, _SHARED_SQUARE = 1024, 32
 

@@ -18,7 +18,6 @@ from bundler.runtime.heuristics import launch_grids
 from bundler.runtime.heuristics.launch_expressions import bound, evaluate, names_in
 from bundler.runtime.heuristics.launch_grids import (
     Blocks,
-    ComboGrid,
     FixedGrid,
     FormulaGrid,
     Grid,
@@ -111,7 +110,7 @@ def expressions_of(grid: Grid, blocks: Blocks) -> GridExpressions:
         return GridExpressions(x, y, z).bind(blocks)
     if isinstance(grid, PrecomputedGrid):
         return expressions_of(grid.chosen(blocks), blocks)
-    if isinstance(grid, ComboGrid | FormulaGrid):
+    if isinstance(grid, FormulaGrid):
         x, y, z = map(str, grid.formula(blocks, str))
         return GridExpressions(x, y, z, positive=True)
     raise ConfigError(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from bundler.errors import ConfigError
-from bundler.runtime.grids import limits_of
+from bundler.runtime.grids import LIMITS
 from bundler.runtime.heuristics.grid_expressions import GridExpressions
 from bundler.runtime.heuristics.launch_expressions import parsed
 
@@ -152,7 +152,7 @@ def grid_function(name: str, grid: GridExpressions, backend: str, cluster: int =
     ]
     if grid.positive:
         lines += [f"  if ({names[size]} < 0) bundler_bad = 1;" for size in grid.sizes]
-    x, y, z = limits_of(backend)
+    x, y, z = LIMITS[backend]
     lines += [
         (
             f"  return bundler_grid_of(bundler_x, bundler_y, bundler_z, {x // cluster}, {y}, {z},"

@@ -25,7 +25,8 @@ The decorators and Inductor's generated modules get a grid from `open_grid`; `He
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -172,57 +173,49 @@ class ComboPart:
     no_x_dim: bool = False
 
 
-@dataclass(frozen=True)
-class ComboGrid:
-    """Several kernels in one launch.
+def _combined(
+    order: str,
+    every: Sequence[ComboPart],
+    min_blocks: int,
+    default_blocks: Mapping[str, int],
+    blocks: Blocks,
+    size: SizeOf,
+) -> Terms:
+    """Count the blocks of several kernels in one launch.
 
-    Attributes:
+    Args:
         order: `sequential`, `flatten` or `round_robin`.
-        parts: the kernels.
+        every: the kernels.
         min_blocks: least blocks along x; 0 for none.
         default_blocks: what holds where the config names no block.
+        blocks, size: as for any formula.
     """
-
-    order: str
-    parts: tuple[ComboPart, ...]
-    min_blocks: int = 0
-    default_blocks: Mapping[str, int] = field(default_factory=dict)
-
-    def __call__(self, blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-        """Count the blocks of all kernels."""
-        x, y, z = self.formula(blocks, lambda name: size_of(name, sizes))
-        return int(x), int(y), int(z)
-
-    def formula(self, blocks: Blocks, size: SizeOf) -> Terms:
-        """Return the blocks of all kernels, as `FormulaGrid.formula`."""
-        blocks = {**self.default_blocks, **blocks}
-        parts = list(enumerate(self.parts))
-        widths = [size(f"xnumel_{n}") if part.x is None else part.x for n, part in parts]
-        heights = {
-            n: size(f"ynumel_{n}") if part.y is None else part.y for n, part in parts if part.has_y
-        }
-        if self.order == "flatten":
-            flat = [
-                _product(
-                    _pieces(widths[n], None if part.no_x_dim else f"XBLOCK_{n}", blocks),
-                    _pieces(heights[n], f"YBLOCK_{n}", blocks) if part.has_y else 1,
-                )
-                for n, part in parts
-            ]
-            return _largest([_sum(flat), self.min_blocks]), 1, 1
-        if self.order == "sequential":
-            x = _sum(
-                [_pieces(widths[n], None if p.no_x_dim else "XBLOCK", blocks) for n, p in parts]
+    blocks = {**default_blocks, **blocks}
+    parts = list(enumerate(every))
+    widths = [size(f"xnumel_{n}") if part.x is None else part.x for n, part in parts]
+    heights = {
+        n: size(f"ynumel_{n}") if part.y is None else part.y for n, part in parts if part.has_y
+    }
+    if order == "flatten":
+        flat = [
+            _product(
+                _pieces(widths[n], None if part.no_x_dim else f"XBLOCK_{n}", blocks),
+                _pieces(heights[n], f"YBLOCK_{n}", blocks) if part.has_y else 1,
             )
-        else:
-            longest = [widths[n] for n, part in parts if part.no_x_dim]
-            tunable = [widths[n] for n, part in parts if not part.no_x_dim]
-            if tunable:
-                longest.append(_pieces(_largest(tunable), "XBLOCK", blocks))
-            x = _product(_largest(longest), len(parts))
-        highest = _largest(list(heights.values())) if heights else None
-        y, z = (1, 1) if highest is None else _overflowing(_pieces(highest, "YBLOCK", blocks))
-        return _largest([x, self.min_blocks]), y, z
+            for n, part in parts
+        ]
+        return _largest([_sum(flat), min_blocks]), 1, 1
+    if order == "sequential":
+        x = _sum([_pieces(widths[n], None if p.no_x_dim else "XBLOCK", blocks) for n, p in parts])
+    else:
+        longest = [widths[n] for n, part in parts if part.no_x_dim]
+        tunable = [widths[n] for n, part in parts if not part.no_x_dim]
+        if tunable:
+            longest.append(_pieces(_largest(tunable), "XBLOCK", blocks))
+        x = _product(_largest(longest), len(parts))
+    highest = _largest(list(heights.values())) if heights else None
+    y, z = (1, 1) if highest is None else _overflowing(_pieces(highest, "YBLOCK", blocks))
+    return _largest([x, min_blocks]), y, z
 
 
 _PLAIN: dict[str, Grid] = {
@@ -282,7 +275,7 @@ def _three(expressions: Any) -> tuple[str | int, str | int, str | int]:
     return x, y, z
 
 
-def _combo(order: str, metadata: Mapping[str, Any]) -> ComboGrid:
+def _combo(order: str, metadata: Mapping[str, Any]) -> FormulaGrid:
     count, default = metadata["num_kernels"], metadata.get("default_config")
     if type(count) is not int or count < 1:
         raise ValueError(f"{count!r:.40} kernels")
@@ -296,7 +289,8 @@ def _combo(order: str, metadata: Mapping[str, Any]) -> ComboGrid:
             ComboPart(x, y, f"ynumel_{number}" in metadata, bool(metadata[f"no_x_dim_{number}"]))
         )
     blocks = {} if default is None else dict(default)
-    return ComboGrid(order, tuple(parts), _fixed_size(metadata.get("min_blocks"), 0) or 0, blocks)
+    least = _fixed_size(metadata.get("min_blocks"), 0) or 0
+    return FormulaGrid(partial(_combined, order, parts, least, blocks))
 
 
 def _fixed_size(size: Any, least: int = 1) -> int | None:

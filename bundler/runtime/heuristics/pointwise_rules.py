@@ -13,8 +13,7 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import check_hints, max_block, product
 from bundler.runtime.heuristics.facts import Setting, SizeHints, TileHint
-from bundler.runtime.heuristics.filters import meet_descriptor_floors
-from bundler.runtime.heuristics.tiles import pointwise_tile
+from bundler.runtime.heuristics.tiles import meet_descriptor_floors, pointwise_tile
 
 _LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128
 _FINE = 64  # elements of a warp where more warps may hide latency better

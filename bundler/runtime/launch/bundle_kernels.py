@@ -16,17 +16,18 @@ from typing import Any, Self
 from bundler.errors import NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
-from bundler.format.entries import Kernel
 from bundler.format.summary import count
-from bundler.runtime.launch.calls.specialization_match import Specialization
 from bundler.runtime.launch.compile_fallback import JitFallback
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.launch.handle import PlanLoader
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plans.plan_builder import BACKENDS
+from bundler.runtime.launch.plan_builder import BACKENDS
+from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.trust.admission import admit
+
+_UNKNOWN = "its argument types are not known, since it came by pack; record the compile instead"
 
 
 def load(
@@ -214,18 +215,11 @@ class Kernels(Mapping[str, StaticKernel]):
             # Architectures are told apart at a call, which knows its device.
             if kernel.target.backend != self._driver.backend:
                 continue
-            reason = _unknown(kernel)
-            if reason is None:
+            if kernel.has_facts:
                 by_name.setdefault(kernel.name, []).append(Specialization(kernel))
             else:
-                self._refused[kernel.key] = (kernel.name, reason)
+                self._refused[kernel.key] = (kernel.name, _UNKNOWN)
         return by_name
-
-
-def _unknown(kernel: Kernel) -> str | None:
-    if not kernel.has_facts:
-        return "its argument types are not known, since it came by pack; record the compile instead"
-    return None
 
 
 def _open_for(bundle: Bundle) -> Driver:

@@ -1,25 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Handle`: one specialization on one device, launched without choosing it again, for loops where
-each microsecond counts.
+each microsecond counts; `PlanLoader`: brings kernels from a bundle onto devices, once for each
+device, when they are first needed.
 
-`StaticKernel.handle` makes one for users, and the tuner makes one for each candidate that it times.
+`StaticKernel.handle` makes a handle for users, and the tuner one for each candidate that it times;
+both load through a `PlanLoader`.  `feed_of` makes of a call's arguments the values that a launcher
+packs: tuples and tensor descriptors are taken apart, and constants left out.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from bundler.errors import CannotLaunchStatically
-from bundler.format.launch_spec import Argument
+from bundler.errors import CannotLaunchStatically, DriverUnavailable
+from bundler.format.bundle import Bundle
+from bundler.format.entries import Kernel
+from bundler.format.launch_spec import Argument, LaunchFacts
+from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.calls.argument_flattening import feed_of
-from bundler.runtime.launch.calls.device_check import check_address, check_memory
-from bundler.runtime.launch.calls.specialization_match import bind
-from bundler.runtime.launch.drivers.driver import Driver
-from bundler.runtime.launch.loaded_plans import LoadedPlan
-from bundler.runtime.launch.plans.parameter_buffer import Packer
-from bundler.runtime.launch.plans.plan import LaunchPlan
+from bundler.runtime.launch.argument_types import is_descriptor
+from bundler.runtime.launch.call_key import check_address, check_memory
+from bundler.runtime.launch.drivers.driver import Driver, Launcher, Module
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import TENSOR_MAP, LaunchPlan, Piece, TensorMap
+from bundler.runtime.launch.plan_builder import plan_with
+from bundler.runtime.launch.specialization_match import bind
+
+
+class LoadedPlan(NamedTuple):
+    """A kernel on a device, ready to be launched."""
+
+    plan: LaunchPlan
+    module: Module
+    launcher: Launcher
+    device: int
+
+
+class PlanLoader:
+    """Loads each kernel once a device, and unloads them all.
+
+    Thread-safe: of several threads that need a kernel at once, one loads it.  A process that was
+    forked off after the first load gets `DriverUnavailable`.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._loaded: dict[tuple[str, int], LoadedPlan] = {}
+        self._sources: dict[str, Bundle] = {}
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def add_source(self, bundle: Bundle) -> None:
+        """Let kernels of another bundle be loaded; the bundle has to stay open."""
+        self._sources.update((kernel.key, bundle) for kernel in bundle.kernels)
+
+    def load(self, kernel: Kernel, device: int, alike: LaunchFacts | None = None) -> LoadedPlan:
+        """Return a kernel on a device.
+
+        Args:
+            kernel: of a bundle that was added.
+            device: the number of the device.
+            alike: its launch facts, but for the constants, where the caller has decoded them.
+
+        Raises:
+            DigestMismatch: its binary is not what was recorded; the driver never sees it.
+            CannotLaunchStatically, FormatError: see `build_plan`.
+            ToolchainMismatch, DriverError: see `Driver.load`.
+        """
+        found = self._loaded.get((kernel.key, device))
+        if found is not None:
+            return found
+        if os.getpid() != self._process:
+            raise DriverUnavailable(
+                f"{kernel.name}: this process was forked after its parent opened the driver, which"
+                " does not survive that; load the bundle here, in a process started by spawn",
+                kernel=kernel.name,
+            )
+        with self._lock:
+            found = self._loaded.get((kernel.key, device))
+            if found is None:
+                found = self._loaded[kernel.key, device] = self._load(kernel, device, alike)
+            return found
+
+    def _load(self, kernel: Kernel, device: int, alike: LaunchFacts | None) -> LoadedPlan:
+        name, digest = kernel.binary_file()
+        image = bytes(self._sources[kernel.key].view_blob(digest, name))
+        plan = plan_with(kernel, image, kernel.launch.facts if alike is None else alike)
+        module = self.driver.load(plan, image, device)
+        return LoadedPlan(plan, module, self.driver.launcher(module), device)
+
+    def unload(self) -> None:
+        """Take every kernel off its device; what is launched later is loaded again."""
+        with self._lock:
+            for loaded in self._loaded.values():
+                loaded.module.unload()
+            self._loaded.clear()
 
 
 class Handle:
@@ -97,3 +174,80 @@ class Handle:
             launcher(grid_x, grid_y, grid_z, stream, *values)
         if not self._debug:
             self.launch = launcher
+
+
+Feed = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def feed_of(plan: LaunchPlan, driver: Driver) -> Feed:
+    """Return what makes of a call's arguments, one for each parameter of the function, the values
+    for the launcher.
+    """
+    pieces = plan.pieces
+    if all(len(piece.path) == 1 and piece.rank is None for piece in pieces) and _one_each(pieces):
+        return _picking([piece.path[0] for piece in pieces])
+    return _NestedArguments(plan, driver)
+
+
+def _one_each(pieces: Sequence[Piece]) -> bool:
+    return len({piece.path for piece in pieces}) == len(pieces)
+
+
+def _picking(indices: list[int]) -> Feed:
+    count = len(indices)
+    if indices == list(range(count)):
+        return lambda arguments: arguments[:count]
+    return lambda arguments: [arguments[index] for index in indices]
+
+
+class _NestedArguments:
+    """For kernels with tuples or tensor descriptors among their arguments."""
+
+    def __init__(self, plan: LaunchPlan, driver: Driver) -> None:
+        self._plan, self._driver = plan, driver
+        maps = {tensor_map.argument: tensor_map for tensor_map in plan.tensor_maps}
+        # One step an argument: its first piece, how many pieces it has, and the map that a
+        # descriptor becomes.
+        self._steps: list[tuple[Piece, int, TensorMap | None]] = []
+        for number, piece in enumerate(plan.pieces):
+            if piece.rank is not None or not self._steps or self._steps[-1][0].path != piece.path:
+                self._steps.append((piece, 1, maps.get(number)))
+            else:
+                first, size, tensor_map = self._steps[-1]
+                self._steps[-1] = (first, size + 1, tensor_map)
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        values: list[Any] = []
+        for piece, size, tensor_map in self._steps:
+            value: Any = arguments
+            for index in piece.path:
+                value = value[index]
+            if piece.rank is None:
+                values.append(value)
+            else:
+                values.extend(self._apart(piece, size, tensor_map, value))
+        return values
+
+    def _apart(
+        self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any
+    ) -> list[Any]:
+        """Return what Triton's launcher passes for a tensor descriptor."""
+        rank = piece.rank or 0
+        if not is_descriptor(value) or len(value.shape) != rank or len(value.strides) != rank:
+            raise CannotLaunchStatically(
+                f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of"
+                f" {count(rank, 'dimension')}, got {type(value).__name__}",
+                kernel=self._plan.kernel,
+                argument=piece.name,
+                expected=rank,
+            )
+        sides = [*map(int, value.shape), *map(int, value.strides)]
+        if piece.kind == TENSOR_MAP and tensor_map is not None:
+            return [self._driver.tensor_map(self._plan, tensor_map, value), *sides]
+        # A pointer, shape and strides, then flags as many as this Triton passes, then shape and
+        # strides again.
+        flags = [
+            getattr(value, "padding", "zero") == "nan",
+            bool(getattr(value, "round_f32_to_tf32", False)),
+        ]
+        return [value.base, *sides, *flags[: size - 1 - 2 * len(sides)], *sides]

@@ -17,17 +17,19 @@ from typing import Any, NamedTuple, Protocol
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.calls.argument_flattening import feed_of
-from bundler.runtime.launch.calls.call_key import BY_VALUE, UNCACHEABLE, Reader
-from bundler.runtime.launch.calls.device_check import check_address, check_memory
-from bundler.runtime.launch.calls.specialization_choice import Choices, Chosen
-from bundler.runtime.launch.calls.specialization_index import CallShape
-from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.call_key import (
+    BY_VALUE,
+    UNCACHEABLE,
+    Reader,
+    check_address,
+    check_memory,
+)
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.drivers.driver import Driver, Launcher
-from bundler.runtime.launch.handle import Handle
+from bundler.runtime.launch.handle import Handle, LoadedPlan, PlanLoader, feed_of
 from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
-from bundler.runtime.launch.loaded_plans import LoadedPlan, PlanLoader
+from bundler.runtime.launch.specialization_choice import CallShape, Choices, Chosen
+from bundler.runtime.launch.specialization_match import Specialization
 
 _Sizes = tuple[int, int, int]
 # A place is a byte for the compiled dispatcher.
@@ -227,12 +229,8 @@ class StaticKernel(Gridded):
                 the one it had: see there.
         """
         driver, hooks, read = self._driver, self._hooks, self._reader.read
-        positions, by_value, remembered, meet = (
-            self._positions,
-            self._by_value,
-            self._bound,
-            self._meet,
-        )
+        positions, by_value = self._positions, self._by_value
+        remembered, meet = self._bound, self._meet
         current_device, current_stream, most = driver.device, driver.stream, len(self._positions)
 
         def launch(grid: grids.Grid, /, *args: Any, **keywords: Any) -> Any:
@@ -397,12 +395,8 @@ class StaticKernel(Gridded):
         )
         if met is None:
             return None
-        (shape, like), load, constant, all_grids = (
-            met,
-            self._loader.load,
-            self._reader.constant,
-            self._grids,
-        )
+        shape, like = met
+        load, constant, all_grids = self._loader.load, self._reader.constant, self._grids
 
         def again(*constants: Any) -> _DispatchEntry | None:
             specialization = shape.find(

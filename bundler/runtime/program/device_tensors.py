@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically, ConfigError
-from bundler.runtime.launch.calls.argument_types import is_tensor
+from bundler.runtime.launch.argument_types import is_tensor
 
 # Elements as torch names them -> what arrays call them, by kind and size in bytes, and how `struct`
 # reads them.

@@ -2,8 +2,9 @@
 """`AutotunedKernel`: finds a kernel's fastest config for each tuning key, and launches it; made by
 `autotune` and `HeuristicKernel`.
 
-`TunedCalls` says what calls have to look like and what their arguments say before a config is
-known; `LaunchWatch` shows launches to a dump, to plug-ins and to the profiler of torch.
+`autotune` is Triton's decorator of the same name, with results that travel and launches that need no
+compiler.  `LaunchState` is what a tuned kernel launches with: its driver, the kernels loaded so far,
+the records that it looks configs up in.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bundler.compile.compile_job import SourceRef
@@ -25,29 +25,32 @@ from bundler.lifecycle.tuning.tuning_directory import Miss
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.calls.argument_types import is_tensor
-from bundler.runtime.launch.handle import Handle
-from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.tuning import profiler_ranges, tuning_winners
-from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.launch.handle import Handle, PlanLoader
+from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
+from bundler.runtime.launch.plan_builder import BACKENDS
+from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.static_kernel import StaticKernel
+from bundler.runtime.tuning import tuner_reports, tuning_winners
+from bundler.runtime.tuning.benchmark import REP_MS, WARMUP_MS, Clock, CudaClock, GivenClock
 from bundler.runtime.tuning.candidate_compiler import (
     CandidateCompiler,
     CompiledConfig,
-    StaticCandidate,
-    TritonCandidate,
-    TuningDevice,
+    Refused,
     expand,
     make,
 )
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, keywords_on
 from bundler.runtime.tuning.kernel_export import Exported, ExportNotes, export_kernel, grid_notes
-from bundler.runtime.tuning.launch_state import LaunchState
-from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion
-from bundler.runtime.tuning.trial import ArgumentEffects, Trial
+from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion, ResultLookup
+from bundler.runtime.tuning.tuner import ArgumentEffects, Trial
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_plugins import Plugins, TunedLaunch
 from bundler.toolchain import profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.trust.admission import admit
+from bundler.user_warnings import warn
 
 _NS_OF_MS = 1e6
 _LOG = logger("bundler.runtime")
@@ -122,24 +125,18 @@ class AutotunedKernel:
         self.configs, self.keys, self.options = list(listed.originals), list(key), options
         self.best_config: Config | None = None
         self.misses: list[tuple[tuple[Any, ...], str]] = []
-        self._listed, self._pruning, self._make_clock, self._cache_results = (
-            listed,
-            pruning,
-            clock,
-            cache_results,
-        )
+        self._listed, self._pruning = listed, pruning
+        self._make_clock, self._cache_results = clock, cache_results
         self._effects = effects
-        self._interpreted, self._wrapped = (
-            toolchain.interpreted(function),
-            function is not self.base,
-        )
+        self._interpreted = toolchain.interpreted(function)
+        self._wrapped = function is not self.base
         self._places = [
             self.arg_names.index(name) for name in key
         ]  # once, since `_memo` runs at every call
         self.metadata: Mapping[str, Any] = {}
         self._plugins = Plugins(self.__name__, options.plugins)
-        self._watch = LaunchWatch(self.__name__, self.base, options, self._plugins)
-        self._calls = TunedCalls(self.__name__, function, key, listed)
+        # To show a launch takes longer than to launch.
+        self._watched = options.dump is not None or self._plugins.watching
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
@@ -189,7 +186,7 @@ class AutotunedKernel:
         with self._lock:
             state, self._state, self._choices, self.again = self._state, None, {}, None
             if state is not None:
-                state.close(bundle_stays=isinstance(self.options.bundle, Bundle))
+                state.close()
 
     # ------------------------------------------------------------------------------------ Launching
 
@@ -202,13 +199,13 @@ class AutotunedKernel:
         if choice is None:
             # An empty problem must not be tuned: measurements of nothing would decide for every
             # size of this key.
-            if self._calls.launches_nothing(grid, args, keywords):
+            if self._launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, TunedCall(grid, args, keywords))
         # Only conflicts are looked for here; a call's other faults were reported when its config
         # was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
-            self._calls.check(args, keywords)
+            self._check_call(args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         self.launch(choice, grid, args, keywords)
@@ -242,16 +239,51 @@ class AutotunedKernel:
         self.best_config = (
             choice.config
         )  # for programs that read it after a call, as Triton's tuner has it
-        # To show a launch takes longer than to launch.
-        if not (self._watch.always or profiler_hooks.is_recording()):
+        if self._watched or profiler_hooks.is_recording():
+            self._launch_watched(state, choice, grid, args, keywords)
+        else:
+            self._launch(state, choice, grid, args, keywords)
+
+    def _launch_watched(
+        self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords
+    ) -> None:
+        """Launch, and show it to plug-ins, to the dump and to torch's profiler."""
+        launch = self._described(state, choice, grid, args, keywords)
+        if self._plugins.launched(launch):
+            return
+        if self.options.dump is not None:
+            self.options.dump.write(launch)
+        if not profiler_hooks.is_recording():
             self._launch(state, choice, grid, args, keywords)
             return
-        call, handle = (
-            self._calls.named(args, keywords),
-            functools.partial(self._handle, state, choice, args, keywords),
+        told = self.metadata.get("inductor_meta", {})
+        known = {name: told[name] for name in _WORK if told.get(name) is not None}
+        if self.options.gigabytes is not None:
+            known["kernel_num_gb"] = self.options.gigabytes
+        with tuner_reports.launch_range(launch, known):
+            self._launch(state, choice, grid, args, keywords)
+
+    def _described(
+        self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords
+    ) -> TunedLaunch:
+        call, key, cluster = self._named(args, keywords), "", choice.config.num_ctas
+        if choice.config not in state.through_triton:
+            # Only Triton can launch what cannot be handled here, and says nothing of its key.
+            with contextlib.suppress(NotFound, CannotLaunchStatically):
+                plan = self._handle(state, choice, args, keywords).plan
+                key, cluster = plan.key, plan.cluster
+        given = grid({**call, **choice.keywords}) if callable(grid) else grid
+        return TunedLaunch(
+            self.__name__,
+            toolchain.file_of(self.base),
+            key,
+            choice.config,
+            grids.checked(given, self.__name__, state.driver.backend, cluster),
+            state.stream(),
+            state.driver.device(),
+            call,
+            len(args),
         )
-        start = functools.partial(self._launch, state, choice, grid, args, keywords)
-        self._watch.launch(state, choice, grid, call, len(args), handle, self.metadata, start)
 
     def _launch(
         self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords
@@ -262,7 +294,7 @@ class AutotunedKernel:
             # The same tuning key, but other alignments or types: the config is known, and its
             # kernel for them not compiled yet.
             call = TunedCall(None, args, keywords)
-            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, call))
+            state.adopt(choice.config, self._compile(state, choice.config, call))
             state.start(self.fn, choice, grid, args, keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
@@ -288,7 +320,7 @@ class AutotunedKernel:
             return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
             call = TunedCall(None, args, keywords)
-            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, call))
+            state.adopt(choice.config, self._compile(state, choice.config, call))
             return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
@@ -302,7 +334,7 @@ class AutotunedKernel:
         compiler = self._compiler(state, TunedCall(grid, args, keywords))
         found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
-            if isinstance(candidate, StaticCandidate):  # loaded to see whether the device takes it
+            if not isinstance(candidate, Refused):  # loaded to see whether the device takes it
                 candidate.close()
         return [candidate.key for candidate in found if candidate.key]
 
@@ -332,9 +364,7 @@ class AutotunedKernel:
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         made = self._compile(state, choice.config, TunedCall(grid, args, keywords), keep="all")
-        expressions, why = grid_notes(
-            grid, {**self._calls.constants(args, keywords), **choice.keywords}
-        )
+        expressions, why = grid_notes(grid, {**self._constants(args, keywords), **choice.keywords})
         notes = ExportNotes(choice.config, expressions, why, self.metadata)
         return export_kernel(made.kernel, made.image, made.bundle, notes, directory)
 
@@ -344,9 +374,50 @@ class AutotunedKernel:
         self.fn.run(*args, grid=grid, warmup=False, **keywords, **config.kwargs)
 
     def _with_heuristics(self, args: Args, keywords: Keywords, choice: Choice) -> dict[str, Any]:
-        call = {**self._calls.named(args, keywords), **choice.keywords}
+        call = {**self._named(args, keywords), **choice.keywords}
         added = expand(self.fn, call)
         return {**keywords, **{name: added[name] for name in added.keys() - call.keys()}}
+
+    # ------------------------------------------------------------------------------ A call's arguments
+
+    def _named(self, args: Args, keywords: Keywords) -> dict[str, Any]:
+        """Return a call's arguments by name."""
+        return {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+
+    def _constants(self, args: Args, keywords: Keywords) -> dict[str, Any]:
+        """Return the arguments that are compiled in: whoever launches the binary gives no
+        others.
+        """
+        call = self._named(args, keywords)
+        return {name: call[name] for name in toolchain.constexprs(self.base) if name in call}
+
+    def _launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
+        """Whether the grid of a call has no program, so that there is nothing to measure or
+        launch.
+        """
+        sizes: Any = grid
+        if callable(grid):
+            call = {**self._named(args, keywords), **self._listed.configs[0].all_kwargs()}
+            sizes = grid(expand(self.fn, call))
+        return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
+
+    def _check_call(self, args: Args, keywords: Keywords) -> None:
+        """Raise `ConfigError` for too many arguments, for what the tuner chooses, and for a tensor
+        in the tuning key.
+        """
+        name = self.__name__
+        if len(args) > len(self.arg_names):
+            expected = count(len(self.arg_names), "argument")
+            raise ConfigError(f"{name}: takes {expected}, got {len(args)}", kernel=name)
+        self._listed.check_given(name, {*self.arg_names[: len(args)], *keywords})
+        for key, place in zip(self.keys, self._places, strict=True):
+            if is_tensor(args[place] if place < len(args) else keywords.get(key)):
+                raise ConfigError(
+                    f"{name}: the key names {key!r}, which is a tensor; name the numbers"
+                    " that decide, such as its size",
+                    kernel=name,
+                    name=key,
+                )
 
     # ------------------------------------------------------------------------------------- Choosing
 
@@ -357,7 +428,7 @@ class AutotunedKernel:
         # Element types are part of the key, as in Triton: equal sizes in another precision are
         # another problem.
         if keywords:
-            named = self._calls.named(args, keywords)
+            named = self._named(args, keywords)
             values = [named[name] for name in self.keys if name in named]
             types = [
                 named[name].dtype for name in self.arg_names if hasattr(named.get(name), "dtype")
@@ -372,7 +443,7 @@ class AutotunedKernel:
         """Return what it launches with; the first call opens the driver and the bundle."""
         with self._lock:
             if self._state is None:
-                self._state = LaunchState.open(
+                self._state = LaunchState(
                     self.__name__, self.base, self.options, results=self._cache_results
                 )
             return self._state
@@ -393,7 +464,7 @@ class AutotunedKernel:
 
     def _choose(self, state: LaunchState, call: TunedCall) -> Choice:
         _, args, keywords = call
-        self._calls.check(args, keywords)
+        self._check_call(args, keywords)
         memo = self._memo(state, args, keywords)
         # Under the lock, so that of several first calls one tunes and the others get its choice.
         with self._lock:
@@ -446,9 +517,8 @@ class AutotunedKernel:
             )
         outcome = self._trial(self._compiler(state, call)).run(question.listed.configs)
         winner = outcome.winner
-        assert isinstance(winner, StaticCandidate | TritonCandidate)
         # Compiled already, so the launch need not.
-        state.adopt(self.__name__, winner.config, winner.made)
+        state.adopt(winner.config, winner.made)
         winner.close()
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
@@ -459,8 +529,8 @@ class AutotunedKernel:
     def _compiler(self, state: LaunchState, call: TunedCall) -> CandidateCompiler:
         return CandidateCompiler(
             self.fn,
-            self._calls.named(call.args, call.keywords),
-            TuningDevice.of(state.driver, state.driver.device()),
+            self._named(call.args, call.keywords),
+            state.driver,
             # A grid is no part of what is compiled.
             (1,) if call.grid is None else call.grid,
             state.hooks,
@@ -484,7 +554,7 @@ class AutotunedKernel:
         made = make(
             self.base,
             compiler.keywords(config),
-            compiler.place.target,
+            compiler.target,
             keep=keep,
             hook_args=compiler.hook_args,
         )
@@ -499,144 +569,215 @@ class AutotunedKernel:
             trial.add_to(report, choice.config, choice.time_ms)
 
 
-class LaunchWatch:
-    """Shows launches of one kernel.
-
-    Attributes:
-        always: whether somebody wants to see each; a profiler wants it while it is active.
+class LaunchState:
+    """What a kernel launches with, opened at its first call, so that it can be declared where there
+    is no GPU; any thread may launch, one at a time may `adopt`.
 
     Args:
         name, function: the kernel's, and its JIT function.
-        options: the tuner's, with the dump.
-        plugins: those of the kernel.
+        options: the tuner's.
+        results: whether Triton's own result files are read and written.
     """
 
-    def __init__(self, name: str, function: Any, options: TunerOptions, plugins: Plugins) -> None:
-        self._name, self._function, self._options, self._plugins = name, function, options, plugins
-        self.always = options.dump is not None or plugins.watching
-        self._file = toolchain.file_of(function)
+    def __init__(self, name: str, function: Any, options: TunerOptions, *, results: bool) -> None:
+        self.driver = options.driver or open_first_driver(BACKENDS)
+        self.loader, self.hooks, given = PlanLoader(self.driver), Hooks(), options.bundle
+        self.bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
+        # A bundle that the user gave stays open at the end.
+        self._opened = None if isinstance(given, Bundle) else self.bundle
+        if self.bundle is not None:
+            admit(self.bundle)
+        self.lookup = ResultLookup(name, function, self.bundle, options, results=results)
+        self.static = StaticKernel(name, [], self.loader, self.hooks)
+        self.through_triton: set[Config] = set()
+        self._streams = threading.local()
 
-    def launch(
+    def close(self) -> None:
+        """Take everything off the device, and close a bundle that was opened from a path."""
+        self.static.forget()
+        self.loader.unload()
+        if self._opened is not None:
+            self._opened.close()
+
+    def adopt(self, config: Config, made: CompiledConfig) -> None:
+        """Let a compiled config be launched from now on."""
+        if (
+            made.reason is not None
+        ):  # it needs something that only Triton's own launcher gives a kernel
+            _LOG.info("%s is launched by Triton: %s", self.static.name, made.reason)
+            self.through_triton.add(config)
+            return
+        self.loader.add_source(made.bundle)
+        self.static.add([Specialization(made.kernel)])
+
+    def adopt_from_bundle(self, choice: Choice) -> None:
+        """Let the kernels that came with a record be launched."""
+        if choice.specializations and self.bundle is not None:
+            self.loader.add_source(self.bundle)
+            self.static.add(choice.specializations)
+
+    def start(
         self,
-        state: LaunchState,
+        fn: Any,
         choice: Choice,
         grid: grids.Grid,
-        call: Mapping[str, Any],
-        by_position: int,
-        handle: Callable[[], Handle],
-        metadata: Mapping[str, Any],
-        start: Callable[[], None],
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
     ) -> None:
-        """Launch, and show it.
+        """Launch a chosen config; raises as a call of `StaticKernel`."""
+        stream = getattr(self._streams, "stream", None)
+        if stream is not None:
+            self._start_on(stream, fn, choice, grid, args, {**keywords, **choice.keywords})
+        # The set is empty for nearly every kernel, and hashing a config takes longer than this
+        # look.
+        elif self.through_triton and choice.config in self.through_triton:
+            fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
+        else:
+            self.static[grid](*args, **keywords, **choice.keywords)
 
-        Args:
-            state: what it is launched with.
-            choice: what is launched.
-            grid, call: the caller's, arguments by name.
-            by_position: how many of them were given so.
-            handle: returns the compiled kernel for the call.
-            metadata: of the generator that wrote the kernel.
-            start: launches.
-        """
-        launch = replace(
-            self._described(state, choice, grid, call, handle), by_position=by_position
+    @contextlib.contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Let this thread launch on a stream that the driver does not know as the current one."""
+        self._streams.stream = (
+            None if stream == self.driver.stream(self.driver.device()) else stream
         )
-        if self._plugins.launched(launch):
-            return
-        if self._options.dump is not None:
-            self._options.dump.write(launch)
-        if not profiler_hooks.is_recording():
-            start()
-            return
-        told = metadata.get("inductor_meta", {})
-        known = {name: told[name] for name in _WORK if told.get(name) is not None}
-        if self._options.gigabytes is not None:
-            known["kernel_num_gb"] = self._options.gigabytes
-        with profiler_ranges.launch_range(launch, known):
-            start()
+        try:
+            yield
+        finally:
+            self._streams.stream = None
 
-    def _described(
+    def stream(self) -> int:
+        """Return the stream that this thread's launches go to."""
+        named: int | None = getattr(self._streams, "stream", None)
+        return self.driver.stream(self.driver.device()) if named is None else named
+
+    def _start_on(
         self,
-        state: LaunchState,
+        stream: int,
+        fn: Any,
         choice: Choice,
         grid: grids.Grid,
-        call: Mapping[str, Any],
-        handle: Callable[[], Handle],
-    ) -> TunedLaunch:
-        key, cluster = "", choice.config.num_ctas
-        if choice.config not in state.through_triton:
-            # Only Triton can launch what cannot be handled here, and says nothing of its key.
-            with contextlib.suppress(NotFound, CannotLaunchStatically):
-                plan = handle().plan
-                key, cluster = plan.key, plan.cluster
-        given = grid({**call, **choice.keywords}) if callable(grid) else grid
-        sizes = grids.checked(given, self._name, state.driver.backend, cluster)
-        return TunedLaunch(
-            self._name,
-            self._file,
-            key,
-            choice.config,
-            sizes,
-            state.stream(),
-            state.driver.device(),
-            dict(call),
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        if choice.config in self.through_triton:
+            raise ConfigError(
+                f"{self.static.name}: only Triton can launch it, on torch's current stream; make"
+                f" {stream:#x} that",
+                kernel=self.static.name,
+            )
+        handle = self.static.handle(*args, **keywords)
+        names = toolchain.innermost(fn).arg_names
+        call = {**dict(zip(names, args, strict=False)), **keywords}
+        cluster = handle.plan.cluster
+        sizes = grids.checked(
+            grid(call) if callable(grid) else grid, self.static.name, self.driver.backend, cluster
         )
+        values = handle.values(**{name: value for name, value in call.items() if name in names})
+        if 0 in sizes:
+            return
+        facts = launch_facts(self.static.name, handle.plan.key, sizes, stream, handle.device)
+        self.hooks.around(facts, lambda: handle.launch(*sizes, stream, *values))
 
 
-class TunedCalls:
-    """Calls of one kernel.
+def autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: float | None = None,
+    rep: float | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    options: TunerOptions | None = None,
+) -> Callable[[Any], AutotunedKernel]:
+    """Return a decorator for a `triton.jit` kernel that chooses, for each tuning key, the fastest
+    of some configs.
+
+    ::
+
+        @bundler.autotune(
+            [triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256}, num_warps=8)], key=["n"]
+        )
+        @triton.jit
+        def add(x, y, out, n, BLOCK: tl.constexpr): ...
+
+    Takes what `triton.autotune` takes.  What differs: the winner is remembered in a record that
+    goes into bundles and stores, and comes back with a restore, so that the next process neither
+    compiles nor measures; kernels are launched without Triton where that can be; a benchmark runs
+    on clones of the tensors named in `reset_to_zero` and `restore_value`, made outside of what is
+    timed, and never zeroes the caller's.
 
     Args:
-        name, function: the kernel's, with the heuristics around it.
-        keys: the arguments whose values are the tuning key.
-        listed: the configs.
+        configs: `triton.Config` objects, or `bundler.runtime.Config`; the first of equal ones
+            counts.
+        key: names of arguments; another value of one of them, or another element type of a tensor,
+            is tuned anew.
+        prune_configs_by: `early_config_prune`, `perf_model` and `top_k`, as for Triton.
+        reset_to_zero: tensors that the kernel adds to; zero before each measured launch.
+        restore_value: tensors that the kernel changes; as the caller gave them before each measured
+            launch.
+        pre_hook, post_hook: called around each measured launch, in place of the two above, with
+            `(arguments)` and `(arguments, exception)`; `pre_hook(arguments, reset_only=True)` once
+            after the last one.
+        warmup, rep: milliseconds to warm up, and to measure each config.
+        use_cuda_graph: measure launches captured in a CUDA graph, by
+            `triton.testing.do_bench_cudagraph`.
+        do_bench: measures, in place of `CudaClock`: `do_bench(fn, quantiles)` returns milliseconds.
+        cache_results: also read and write the result files of Triton's own tuner
+            (`*.autotune.json`).
+        options: what Triton's decorator has no parameter for.
+
+    Raises:
+        ConfigError: no config, a config with a `pre_hook` of its own, a name that is no argument,
+            or something that is no config.
     """
+    if (warmup is not None and not warmup >= 0) or (rep is not None and not rep > 0):
+        raise ConfigError(
+            f"warmup={warmup!r}, rep={rep!r}: expected milliseconds, the second more than 0"
+        )
+    clock = _clock(warmup, rep, do_bench, use_cuda_graph=use_cuda_graph)
+    listed = ListedConfigs.of(configs)
+    pruning = Pruning.of(prune_configs_by)
+    chosen = options or TunerOptions()
+    effects = ArgumentEffects(
+        tuple(restore_value or ()), tuple(reset_to_zero or ()), pre_hook, post_hook
+    )
 
-    def __init__(
-        self, name: str, function: Any, keys: tuple[str, ...], listed: ListedConfigs
-    ) -> None:
-        self._name, self._function, self._listed = name, function, listed
-        self._parameters = list(function.arg_names)
-        self._keys = [(key, self._parameters.index(key)) for key in keys]
+    def decorate(function: Any) -> AutotunedKernel:
+        return AutotunedKernel(
+            function,
+            listed,
+            tuple(key),
+            pruning,
+            effects=effects,
+            clock=clock,
+            cache_results=cache_results,
+            options=chosen,
+        )
 
-    def named(self, args: Args, keywords: Keywords) -> dict[str, Any]:
-        """Return a call's arguments by name."""
-        return {**dict(zip(self._parameters, args, strict=False)), **keywords}
+    return decorate
 
-    def constants(self, args: Args, keywords: Keywords) -> dict[str, Any]:
-        """Return the arguments that are compiled in: whoever launches the binary gives no
-        others.
-        """
-        call = self.named(args, keywords)
-        return {
-            name: call[name]
-            for name in toolchain.constexprs(toolchain.innermost(self._function))
-            if name in call
-        }
 
-    def launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
-        """Whether the grid of a call has no program, so that there is nothing to measure or
-        launch.
-        """
-        sizes: Any = grid
-        if callable(grid):
-            call = {**self.named(args, keywords), **self._listed.configs[0].all_kwargs()}
-            sizes = grid(expand(self._function, call))
-        return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
-
-    def check(self, args: Args, keywords: Keywords) -> None:
-        """Raise `ConfigError` for too many arguments, for what the tuner chooses, and for a tensor
-        in the tuning key.
-        """
-        if len(args) > len(self._parameters):
-            expected = count(len(self._parameters), "argument")
-            raise ConfigError(f"{self._name}: takes {expected}, got {len(args)}", kernel=self._name)
-        self._listed.check_given(self._name, {*self._parameters[: len(args)], *keywords})
-        for name, place in self._keys:
-            if is_tensor(args[place] if place < len(args) else keywords.get(name)):
-                raise ConfigError(
-                    f"{self._name}: the key names {name!r}, which is a tensor; name the numbers"
-                    " that decide, such as its size",
-                    kernel=self._name,
-                    name=name,
-                )
+def _clock(
+    warmup: float | None,
+    rep: float | None,
+    do_bench: Callable[..., Any] | None,
+    *,
+    use_cuda_graph: bool,
+) -> Callable[[], Any] | None:
+    """Return what makes the clock, None for the device's own."""
+    if warmup is None and rep is None and not use_cuda_graph:
+        return None if do_bench is None else functools.partial(GivenClock, do_bench)
+    if do_bench is not None:
+        warn("do_bench does not count where warmup, rep or use_cuda_graph are given, as in Triton")
+    if use_cuda_graph:
+        return lambda: GivenClock(toolchain.graph_benchmark(rep if rep is not None else REP_MS))
+    return lambda: CudaClock(
+        WARMUP_MS if warmup is None else warmup, REP_MS if rep is None else rep
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +38,14 @@ from bundler.lifecycle.collection import known_facts
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.calls.specialization_match import Specialization
-from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver, target_of
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
-from bundler.runtime.launch.handle import Handle
+from bundler.runtime.launch.handle import Handle, PlanLoader
 from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
-from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plans.plan_builder import BACKENDS, can_launch
+from bundler.runtime.launch.plan_builder import BACKENDS, can_launch
+from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
 from bundler.runtime.tuning.occupancy import Usage, usage_of
-from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.events import CompileEvent
@@ -60,6 +59,15 @@ _LOCAL = "<locals>"
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A config that cannot be compiled or loaded, and why."""
+
+    config: Config
+    reason: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class CompiledConfig:
     """A config's compiled kernel: a bundle of it alone, its binary, and why it cannot be launched
     without Triton (None: it can).
@@ -69,23 +77,6 @@ class CompiledConfig:
     bundle: Bundle
     image: bytes
     reason: str | None
-
-
-@dataclass(frozen=True)
-class TuningDevice:
-    """The device that candidates run on."""
-
-    driver: Driver
-    device: int
-    target: Target
-
-    @staticmethod
-    def of(driver: Driver, device: int) -> TuningDevice:
-        """Return a driver's device with its target."""
-        properties = driver.properties(device)
-        return TuningDevice(
-            driver, device, Target(driver.backend, properties.arch, properties.warp_size)
-        )
 
 
 def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +154,7 @@ class CandidateCompiler:
     Args:
         kernel: a JIT function, perhaps with heuristics around it.
         call: the arguments by name, and options that are no part of a config.
-        place: the device that they run on.
+        driver: on whose current device they run.
         grid: the call's grid.
         hooks: what is called around each launch.
         workers: processes that compile; None for one a core, 1 for none.
@@ -177,7 +168,7 @@ class CandidateCompiler:
         self,
         kernel: Any,
         call: Mapping[str, Any],
-        place: TuningDevice,
+        driver: Driver,
         grid: grids.Grid,
         hooks: Hooks,
         *,
@@ -188,30 +179,34 @@ class CandidateCompiler:
         hook_args: Any = None,
     ) -> None:
         self._told, self.hook_args = told, hook_args
-        self.kernel, self.call, self.place, self.grid, self.hooks = (
-            kernel,
-            dict(call),
-            place,
-            grid,
-            hooks,
-        )
+        self.driver, self.device = driver, driver.device()
+        self.target = target_of(driver, self.device)
+        self.kernel, self.call, self.grid, self.hooks = kernel, dict(call), grid, hooks
         self._function = toolchain.innermost(kernel)
         self._workers, self._service, self._source = workers, service, source
         self.made: dict[Config, CompiledConfig] = {}
         self._counted: dict[Config, Config] = {}
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
-        """Return a candidate for each config, or why there is none; see `CandidateBuilder`."""
-        same = {
-            config: other for config in configs if (other := self._same_here(config)) is not None
-        }
+        """Return, in order, a candidate for each config or why there is none.
+
+        Raises:
+            CompileFailed: a config does not compile for a reason that all configs share.
+        """
+        target = self.target
+        # Configs that differ from an earlier one only in options that this target does not have.
+        same: dict[Config, Config] = {}
+        for config in configs:
+            first = self._counted.setdefault(effective_on(config, target), config)
+            if first != config:
+                same[config] = first
         failed = self._compile_ahead([config for config in configs if config not in same])
         return [
             (
                 Refused(
                     config,
                     f"here it is the same as {same[config]}:"
-                    f" {_ignored_words(config, self.place.target)}",
+                    f" {target.backend} has no {', '.join(ignored_on(config, target))}",
                 )
                 if config in same
                 else self._candidate(config, failed.get(config))
@@ -219,16 +214,9 @@ class CandidateCompiler:
             for config in configs
         ]
 
-    def _same_here(self, config: Config) -> Config | None:
-        """Return the earlier config that a config differs from only in options that this target
-        does not have, None for the first.
-        """
-        first = self._counted.setdefault(effective_on(config, self.place.target), config)
-        return None if first == config else first
-
     def keywords(self, config: Config) -> dict[str, Any]:
         """Return the call with a config's values and options, and what heuristics make of them."""
-        return expand(self.kernel, {**self.call, **keywords_on(config, self.place.target)})
+        return expand(self.kernel, {**self.call, **keywords_on(config, self.target)})
 
     def _candidate(self, config: Config, failed: CompileFailed | None) -> Candidate | Refused:
         try:
@@ -237,7 +225,7 @@ class CandidateCompiler:
             made = self.made[config] = make(
                 self._function,
                 self.keywords(config),
-                self.place.target,
+                self.target,
                 hook_args=self.hook_args,
             )
         except CompileFailed as error:
@@ -268,9 +256,7 @@ class CandidateCompiler:
         if source is None:
             return {}
         jobs: dict[Config, Job] = {}
-        with toolchain.for_target(
-            self.place.target
-        ):  # specializing asks Triton's driver for the target
+        with toolchain.for_target(self.target):  # specializing asks Triton's driver for the target
             for config in configs:
                 try:
                     found = jit_specialization.specialize_call(
@@ -279,7 +265,7 @@ class CandidateCompiler:
                 except Exception:  # noqa: BLE001, S112  # the compile in this process will raise the reason
                     continue
                 jobs[config] = asked_for(
-                    jobs_of(self._function.__name__, source, found, self.place.target)
+                    jobs_of(self._function.__name__, source, found, self.target)
                 )
         if self._service is not None:
             return _failures(jobs, self._service)
@@ -293,10 +279,6 @@ def asked_for(jobs: Iterable[Job]) -> Job:
     """
     *_, last = jobs
     return last
-
-
-def _ignored_words(config: Config, target: Target) -> str:
-    return f"{target.backend} has no {', '.join(ignored_on(config, target))}"
 
 
 def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Config, CompileFailed]:
@@ -337,8 +319,17 @@ def importable(function: Any) -> SourceRef | None:
 # --------------------------------------------------------------------------------------- Candidates
 
 
-class _BaseCandidate:
-    """What both kinds of candidates tell of their binary; see `Candidate`."""
+class Candidate(ABC):
+    """A config that was compiled and can be launched.
+
+    Attributes:
+        config: what it was compiled from.
+        made: its kernel.
+        key: the kernel's.
+        registers: registers of a thread, None when that is not known.
+        spills: 32-bit words of a thread that registers had no room for, None when that is not
+            known.
+    """
 
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
         self.config, self.made, self.key = config, made, made.kernel.key
@@ -349,14 +340,22 @@ class _BaseCandidate:
             usage = Usage(None, None)
         self.registers, self.spills = usage.registers, usage.spills
 
+    @abstractmethod
+    def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a launch with these arguments in place of the call's."""
 
-class StaticCandidate(_BaseCandidate):
+    @abstractmethod
+    def close(self) -> None:
+        """Take it off the device; twice is fine."""
+
+
+class StaticCandidate(Candidate):
     """A config's kernel, launched without Triton; loaded when it is first prepared."""
 
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
         super().__init__(config, made, compiler)
         # A loader of its own, so that closing one candidate unloads nothing of another.
-        self._loader = PlanLoader(compiler.place.driver)
+        self._loader = PlanLoader(compiler.driver)
         self._loader.add_source(made.bundle)
 
     def why_not(self) -> str | None:
@@ -364,7 +363,7 @@ class StaticCandidate(_BaseCandidate):
         it can.
         """
         try:
-            self._loader.load(self.made.kernel, self._compiler.place.device)
+            self._loader.load(self.made.kernel, self._compiler.device)
         except (CannotLaunchStatically, FormatError):
             raise
         except BundlerError as error:
@@ -373,7 +372,7 @@ class StaticCandidate(_BaseCandidate):
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        place, hooks = self._compiler.place, self._compiler.hooks
+        place, hooks = self._compiler, self._compiler.hooks
         loaded = self._loader.load(self.made.kernel, place.device)
         arguments = Specialization(self.made.kernel).arguments
         handle = Handle(loaded, place.driver, arguments)
@@ -402,7 +401,7 @@ class StaticCandidate(_BaseCandidate):
         self._loader.unload()
 
 
-class TritonCandidate(_BaseCandidate):
+class TritonCandidate(Candidate):
     """A config's kernel that only Triton can launch."""
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:

@@ -77,6 +77,14 @@ class ListedConfigs:
                 )
         return ListedConfigs.of(self.originals, tuple(parameters))
 
+    def at(self, places: Sequence[int]) -> ListedConfigs:
+        """Return a list of those at some places alone."""
+        return ListedConfigs(
+            tuple(self.originals[place] for place in places),
+            tuple(self.configs[place] for place in places),
+            self.parameters,
+        )
+
     def check_given(self, kernel: str, given: set[str]) -> None:
         """Raise `ConfigError` when a call gives a value to something that the configs choose."""
         chosen = {name for config in self.configs for name in (*config.kwargs, *config.options)}
@@ -137,8 +145,7 @@ class Pruning:
 
     early: Callable[..., Any] | None = None
     model: Callable[..., Any] | None = None
-    top_k: float = 1.0
-    whole: bool = False
+    top_k: float = 1.0  # a part of the list, or a whole number of configs
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> Pruning:
@@ -162,9 +169,7 @@ class Pruning:
             raise ConfigError(
                 f"prune_configs_by: top_k={top_k!r}; a number of configs is a whole one", got=top_k
             )
-        return Pruning(
-            given.get("early_config_prune"), given.get("perf_model"), top_k, isinstance(top_k, int)
-        )
+        return Pruning(given.get("early_config_prune"), given.get("perf_model"), top_k)
 
     def apply(
         self, listed: ListedConfigs, named: Mapping[str, Any], keywords: Mapping[str, Any]
@@ -182,9 +187,8 @@ class Pruning:
         if self.model is None:
             return listed
         # A small part of a small list is still one config.
-        most = int(
-            self.top_k if self.top_k > 1 or self.whole else max(1, len(listed.configs) * self.top_k)
-        )
+        part = isinstance(self.top_k, float)
+        most = int(max(1, len(listed.configs) * self.top_k) if part else self.top_k)
         if len(listed.configs) <= most:
             return listed
         priced = [
@@ -192,8 +196,4 @@ class Pruning:
             for place, config in enumerate(listed.configs)
         ]
         kept = [place for _, place in sorted(priced)[:most]]
-        return ListedConfigs(
-            tuple(listed.originals[i] for i in kept),
-            tuple(listed.configs[i] for i in kept),
-            listed.parameters,
-        )
+        return listed.at(kept)

@@ -21,6 +21,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bundler.runtime.configs import (
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
     HeuristicKind,
@@ -29,20 +35,15 @@ from bundler.runtime.heuristics.facts import (
     SizeHints,
     TileHint,
 )
-from bundler.runtime.heuristics.given_configs import (
-    fixed_configs,
-    foreach_configs,
-    template_configs,
-    user_configs,
-)
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
-from bundler.runtime.heuristics.persistent_rules import (
-    choose_rsplit_size,
-    persistent_reduction_configs,
-)
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
-from bundler.runtime.heuristics.reduction_rules import reduction_configs
-from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.heuristics.reduction_rules import (
+    choose_rsplit_size,
+    cooperative_reduction_configs,
+    persistent_reduction_configs,
+    reduction_configs,
+    split_scan_configs,
+)
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 
 Decorator = Callable[[Any], HeuristicKernel]
@@ -191,7 +192,14 @@ def user_autotune(
 
 def foreach(setting: Setting, *, grid: GridLike, **launch: Any) -> Decorator:
     """Give a kernel over a list of tensors its configs, which differ in their warps."""
-    return _decorator("template", foreach_configs(setting.policy), setting, {}, grid, launch)
+    return _decorator(
+        "template",
+        foreach_configs(max_autotune=setting.policy.max_autotune),
+        setting,
+        {},
+        grid,
+        launch,
+    )
 
 
 def combo(

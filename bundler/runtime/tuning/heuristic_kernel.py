@@ -4,7 +4,7 @@ follows from its arguments.
 
 The decorators of `heuristic_decorators` and Inductor's generated modules make one from
 `Candidates`. All candidates may be compiled in the workers of a service before the first call
-(`HeuristicKernel.compile_in`). Sizes repeat, so grids are remembered by config and sizes (`KnownGrids`).
+(`HeuristicKernel.compile_in`). Sizes repeat, so grids are remembered by config and sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
 from bundler.runtime.tuning.kernel_export import Exported
 from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.result_lookup import Choice
-from bundler.runtime.tuning.trial import ArgumentEffects
+from bundler.runtime.tuning.tuner import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization, profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
@@ -50,7 +50,6 @@ MAX_GRIDS = 4096
 MAX_KINDS = 256
 Args = tuple[Any, ...]
 GridOf = Callable[[Choice, Args], grids.Grid]
-_Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,10 @@ class HeuristicKernel:
         # Constants and blocks mostly come last, so that a call's arguments are the first
         # parameters, in their order.
         self._in_order = self.arguments[: self._count] == self.parameters[: self._count]
-        self._grids = KnownGrids(grid, self._grid, self.arguments, self._fixed)
+        # The kinds of grids here look at whole numbers alone; a function of the user's may look at
+        # anything.
+        self._pure = getattr(grid, "__module__", None) == launch_grids.__name__
+        self._choice_grids: dict[int, _OfChoice] = {}
 
     def __repr__(self) -> str:
         return (
@@ -187,11 +189,8 @@ class HeuristicKernel:
         return ListedConfigs.of(unique(configs)).for_kernel(self.__name__, self.parameters).configs
 
     def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
-        kind, policy, device = (
-            self.candidates.kind,
-            self.candidates.setting.policy,
-            self.candidates.setting.device,
-        )
+        kind, setting = self.candidates.kind, self.candidates.setting
+        policy, device = setting.policy, setting.device
         options = replace(
             options,
             kind=kind,
@@ -270,23 +269,36 @@ class HeuristicKernel:
         choice = self.tuned.known(given, stream)
         if choice is None:
             return False
-        self.tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+        self.tuned.launch(choice, self._known_grid(choice, args), given, self._fixed)
         return True
 
     def _launch_quickly_from_now_on(self, args: tuple[Any, ...]) -> None:
-        """Make what launches calls like this one, which was launched, with less of Python."""
+        """Make what launches calls like this one, which was launched, without Python between the call
+        and the launcher, where there is a compiled dispatcher and the call is of that form.
+
+        Generated wrappers call a kernel with tensors and then whole numbers, by position, on the
+        current stream.  The compiled dispatcher tells such calls apart by type and alignment, as a
+        `StaticKernel` has it; the numbers decide about the grid, so they stand in the place of one.
+        """
 
         # What launches slowly must not come back here, so it is not `run`.
         def slow(args: tuple[Any, ...]) -> None:
             if not self._launch_known(args, None):
                 self._first_run(self.bind(*args))
 
-        made = (
-            repeated_launches(self.tuned, args, self._count, slow, self._grids.of, self._fixed)
-            if self._grids.pure
-            else None
-        )
-        self.tuned.again = made or False
+        start = len(args)
+        while start and type(args[start - 1]) is int:
+            start -= 1
+        # A number in front of a tensor may be a size, too, and has no place in what the dispatcher
+        # looks grids up by.
+        looked_at = self.tuned.options.dump is not None or self.tuned.options.plugins
+        if self._pure and not looked_at and int not in map(type, args[:start]):
+            made = RepeatedLaunches(
+                self.tuned, start, self._count, slow, self._known_grid, self._fixed
+            )
+            self.tuned.again = made if made.launch is not None else False
+        else:
+            self.tuned.again = False
 
     def _interpret(self, bound: dict[str, Any]) -> None:
         grid = self.grid_of(self.configs[0], bound)
@@ -418,14 +430,52 @@ class HeuristicKernel:
         backend = self.candidates.setting.device.type
         return launch_grid(self.grid, blocks, sizes, kernel=self.__name__, backend=backend)
 
+    def _known_grid(self, choice: Choice, args: Args) -> LaunchGrid:
+        """Return the grid of a call, each worked out once; any thread may ask; raises as
+        `grid_of`.
+        """
+        # By its number, since hashing a choice takes longer than all the rest; it is kept, so that
+        # no other object gets the number.
+        mine = self._choice_grids.get(id(choice))
+        if mine is None:
+            return self._first_grid(choice, args)
+        sizes = tuple([args[place] for place in mine.places])
+        # True and 1.0 are equal to 1, and no sizes.
+        # a generator takes twice as long
+        if not self._pure or not all([type(size) is int for size in sizes]):  # noqa: C419
+            return self._worked_out(mine, args)
+        grid = mine.known.get(sizes)
+        if grid is None:
+            grid = self._worked_out(mine, args)
+            if len(mine.known) >= MAX_KNOWN:
+                mine.known.clear()
+            mine.known[sizes] = grid
+        return grid
+
+    def _first_grid(self, choice: Choice, args: Args) -> LaunchGrid:
+        # What a grid needs is a whole number in every call for which it can be worked out, so it is
+        # one in this call.
+        places = [place for place, value in enumerate(args) if type(value) is int]
+        mine = _OfChoice(choice, {**self._fixed, **choice.keywords}, places)
+        grid = self._worked_out(mine, args)
+        if len(self._choice_grids) >= MAX_KNOWN:
+            self._choice_grids.clear()
+        self._choice_grids[id(choice)] = mine
+        return grid
+
+    def _worked_out(self, mine: _OfChoice, args: Args) -> LaunchGrid:
+        named = dict(zip(self.arguments, args, strict=True))
+        blocks = {**named, **mine.blocks}
+        return self._grid(blocks, blocks)
+
     def space(self) -> Space:
         """Return the configs that coordinate descent may try, starting from the candidates."""
-        setting, hints, facts = (
+        setting, hints, combo = (
             self.candidates.setting,
             self.candidates.hints,
-            self.candidates.setting.facts,
+            self.candidates.combo,
         )
-        device, combo = setting.device, self.candidates.combo
+        device, facts = setting.device, setting.facts
         limits = dict(combo.field_limits) if combo else {}
         floors = {"x": facts.min_xblock or 1, "r0_": facts.min_rblock or 1}
         threads = device.max_threads_per_block
@@ -459,67 +509,6 @@ class _OfChoice:
     def __init__(self, choice: Choice, blocks: Mapping[str, Any], places: Sequence[int]) -> None:
         self.choice, self.blocks, self.places = choice, blocks, places
         self.known: dict[tuple[int, ...], LaunchGrid] = {}
-
-
-class KnownGrids:
-    """Works out each grid once; any thread may ask.
-
-    Args:
-        grid: of the kernel.
-        work: works a grid out from blocks and sizes, and checks it.
-        arguments: names of what a call gives, in order.
-        fixed: constants and options that every call has.
-
-    Attributes:
-        pure: whether a grid follows from whole numbers alone.
-    """
-
-    def __init__(
-        self, grid: Grid, work: _Work, arguments: Sequence[str], fixed: Mapping[str, Any]
-    ) -> None:
-        # The kinds of grids here look at whole numbers alone; a function of the user's may look at
-        # anything.
-        self.pure = getattr(grid, "__module__", None) == launch_grids.__name__
-        self._work, self._arguments, self._fixed = work, tuple(arguments), fixed
-        self._choices: dict[int, _OfChoice] = {}
-
-    def of(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
-        """Return the grid of a call; raises `ConfigError` and `CannotLaunchStatically` as
-        `HeuristicKernel.grid_of`.
-        """
-        # By its number, since hashing a choice takes longer than all the rest; it is kept, so that
-        # no other object gets the number.
-        mine = self._choices.get(id(choice))
-        if mine is None:
-            return self._first(choice, args)
-        sizes = tuple([args[place] for place in mine.places])
-        # True and 1.0 are equal to 1, and no sizes.
-        # a generator takes twice as long
-        if not self.pure or not all([type(size) is int for size in sizes]):  # noqa: C419
-            return self._worked_out(mine, args)
-        grid = mine.known.get(sizes)
-        if grid is None:
-            grid = self._worked_out(mine, args)
-            if len(mine.known) >= MAX_KNOWN:
-                mine.known.clear()
-            mine.known[sizes] = grid
-        return grid
-
-    def _first(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
-        # What a grid needs is a whole number in every call for which it can be worked out, so it is
-        # one in this call.
-        places = [place for place, value in enumerate(args) if type(value) is int]
-        mine = _OfChoice(choice, {**self._fixed, **choice.keywords}, places)
-        grid = self._worked_out(mine, args)
-        if len(self._choices) >= MAX_KNOWN:
-            self._choices.clear()
-        self._choices[id(choice)] = mine
-        return grid
-
-    def _worked_out(self, mine: _OfChoice, args: tuple[Any, ...]) -> LaunchGrid:
-        named = dict(zip(self._arguments, args, strict=True))
-        blocks = {**named, **mine.blocks}
-        return self._work(blocks, blocks)
 
 
 class RepeatedLaunches:
@@ -617,37 +606,3 @@ class _Repeated(NamedTuple):
     choice: Choice
     cluster: int
     known: dict[Args, tuple[int, int, int]]
-
-
-def repeated_launches(
-    tuned: AutotunedKernel,
-    first: Args,
-    count: int,
-    slow: Callable[[Args], None],
-    grid_of: GridOf,
-    fixed: dict[str, Any],
-) -> RepeatedLaunches | None:
-    """Return what launches calls like one that was launched, without Python between the call and
-    the launcher; None where there is no compiled dispatcher, or the call is not of that form.
-
-    Generated wrappers call a kernel with tensors and then whole numbers, by position, on the
-    current stream.  The compiled dispatcher tells such calls apart by type and alignment, as a
-    `StaticKernel` has it; the numbers decide about the grid, so they stand in the place of one.
-
-    Args:
-        tuned, count, slow, grid_of, fixed: as for `RepeatedLaunches`.
-        first: the call's arguments, by position.
-    """
-    start = len(first)
-    while start and type(first[start - 1]) is int:
-        start -= 1
-    # A number in front of a tensor may be a size, too, and has no place in what the dispatcher
-    # looks grids up by.
-    if (
-        tuned.options.dump is not None
-        or tuned.options.plugins
-        or any(type(value) is int for value in first[:start])
-    ):
-        return None
-    found = RepeatedLaunches(tuned, start, count, slow, grid_of, fixed)
-    return None if found.launch is None else found

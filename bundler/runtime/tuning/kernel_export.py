@@ -32,7 +32,7 @@ from bundler.runtime.heuristics.grid_sources import (
     identifier,
     identifiers,
 )
-from bundler.runtime.launch.plans.plan import (
+from bundler.runtime.launch.plan import (
     GLOBAL_SCRATCH,
     PROFILE_SCRATCH,
     TENSOR_MAP,
@@ -40,7 +40,7 @@ from bundler.runtime.launch.plans.plan import (
     LaunchPlan,
     Parameter,
 )
-from bundler.runtime.launch.plans.plan_builder import build_plan
+from bundler.runtime.launch.plan_builder import build_plan
 
 SCHEMA = 1
 _DIVISIBLE = "tt.divisibility"

@@ -3,7 +3,8 @@
 winner is kept.
 
 `AutotunedKernel` puts a `LookupQuestion` to it and gets a `Choice`, or a `Miss` that says why there
-is none.
+is none.  `find_record` and `keep_record` are where tuning records are looked for, and kept, as a
+tuner's options say; `MultiKernelRecords` calls them too.
 """
 
 from __future__ import annotations
@@ -15,25 +16,44 @@ from typing import Any
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format.bundle import Bundle
-from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
+from bundler.format.candidate_timings import (
+    Parts,
+    Timing,
+    Tuning,
+    from_file,
+    id_of,
+    record_id,
+    to_file,
+)
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.listeners import tuning_listeners
 from bundler.lifecycle.tuning.triton_results import results_text, results_timings
-from bundler.lifecycle.tuning.tuning_directory import Hit, Miss
+from bundler.lifecycle.tuning.tuning_directory import (
+    Hit,
+    Miss,
+    TuningFolder,
+    explain,
+    file_name,
+    tunings_of,
+)
 from bundler.lifecycle.tuning.tuning_savings import METER
+from bundler.package_loggers import logger
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.calls.specialization_match import Specialization
-from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver, target_of
+from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.config_list import ListedConfigs, ignored_on, keywords_on
-from bundler.runtime.tuning.kept_records import find_record, keep_record
 from bundler.runtime.tuning.tuner import TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
+_LOG = logger("bundler.runtime")
 _US_OF_S = 1e6
+# Part of each tuning key: another way to measure or to choose gets another number.
+METHOD = "1"
 # Options that coordinate descent may add to a config of the list.
 REFINED_OPTIONS = frozenset({"waves_per_eu"})
 
@@ -89,6 +109,26 @@ class LookupQuestion:
     listed: ListedConfigs
 
 
+def parts_of(source: str, configs: str, arguments: str, driver: Driver, search: str) -> Parts:
+    """Return the named parts of a tuning key, in the order in which messages list them.
+
+    Args:
+        source, configs, arguments: of the kernel, as text.
+        driver: whose current device is meant.
+        search: how winners are found.
+    """
+    device = driver.device()
+    name, properties = toolchain.device_name(device), driver.properties(device)
+    return (
+        ("source", source),
+        ("configs", configs),
+        ("arguments", arguments),
+        ("device", tuning_winners.device_part(driver.backend, properties, name)),
+        ("toolchain", toolchain.toolchain_part(target_of(driver, device))),
+        ("search", f"{search}, method {METHOD}"),
+    )
+
+
 class ResultLookup:
     """The records of one kernel.
 
@@ -111,12 +151,7 @@ class ResultLookup:
         self._name, self._function, self._bundle, self._options = name, function, bundle, options
         self._results = results or toolchain.caches_results()
         self._source = toolchain.source_part(function)
-        table = options.table
-        self._table = (
-            table
-            if isinstance(table, tuning_winners.LookupTable | None)
-            else tuning_winners.LookupTable.load(table)
-        )
+        self._table = tuning_winners.opened_table(options.table)
 
     def question(
         self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]
@@ -126,18 +161,14 @@ class ResultLookup:
         """
         # Element types are objects of torch; as text they are the same in every process.
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
-        device = driver.device()
-        properties = driver.properties(device)
-        target = Target(driver.backend, properties.arch, properties.warp_size)
-        parts = tuning_winners.parts_of(
+        parts = parts_of(
             self._source,
             tuning_winners.configs_part(listed.configs),
-            tuning_winners.arguments_part(key),
-            tuning_winners.device_part(driver.backend, properties, toolchain.device_name(device)),
-            toolchain.toolchain_part(target),
+            ", ".join(map(str, key)),
+            driver,
             self._options.search,
         )
-        return LookupQuestion(parts, key, target, listed)
+        return LookupQuestion(parts, key, target_of(driver, driver.device()), listed)
 
     def find(self, question: LookupQuestion) -> Choice | Miss:
         """Return the config for a tuning key without measuring anything, or why that cannot be."""
@@ -291,3 +322,97 @@ def _foreign(config: Config, listed: ListedConfigs) -> str | None:
     options = {name for known in listed.configs for name in known.options} | REFINED_OPTIONS
     unknown = sorted(config.options.keys() - options)
     return f"has the option {unknown[0]!r}, which none of the list has" if unknown else None
+
+
+def find_record(
+    name: str, parts: Parts, bundle: Bundle | None, options: TunerOptions
+) -> Hit | Miss:
+    """Return the record for these parts: of the bundle, else of the disk, else of the store of the
+    session in force; or why there is none.
+
+    Args:
+        name: the kernel's.
+        parts: what has to be equal.
+        bundle: None for none.
+        options: whose records may be used.
+    """
+    if options.reuse == "none":
+        return Miss(f"{name}: records are switched off")
+    found = _in_bundle(name, parts, bundle)
+    if isinstance(found, Hit):
+        return found
+    if options.reuse == "bundle":
+        return Miss(f"{found.reason}; records on disk are switched off")
+    # Asked for at each search: a program may change its cache directory while it runs.
+    here = TuningFolder(triton_cache_dir()).find(name, parts)
+    if isinstance(here, Hit):
+        return here
+    stored = _in_stores(name, parts)
+    if stored is not None:
+        if options.record:
+            _write(stored.record, stored.tuning)  # the next process asks no store
+        return stored
+    return here if bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
+
+
+def _in_stores(name: str, parts: Parts) -> Hit | None:
+    """Return a record that another machine of the same store published; one round trip for each
+    session.
+    """
+    wanted = _known_by(record_id(name, parts))
+    for delegate in toolchain.delegates():
+        data = delegate.fetch_records([wanted]).get(wanted)
+        if data is None:
+            continue
+        try:
+            record, tuning = from_file(data)
+        except FormatError as error:
+            _LOG.warning("a tuning record of a store cannot be used: %s", error)
+            continue
+        if (record.kernel, record.parts) == (name, parts):
+            return Hit(record, tuning, "the session's store")
+    return None
+
+
+def _known_by(record: str) -> str:
+    """Return what a record is known by in a store, given its `record_id`."""
+    return f"tuning {record}"
+
+
+def _in_bundle(name: str, parts: Parts, bundle: Bundle | None) -> Hit | Miss:
+    if bundle is None:
+        return Miss(f"{name}: no bundle was given")
+    pairs, wanted = tunings_of(bundle), record_id(name, parts)
+    for record, measured in pairs:
+        if id_of(record) == wanted:
+            return Hit(record, measured, f"bundle {bundle.digest[:19]}")
+    return explain(name, parts, (record for record, _ in pairs))
+
+
+def keep_record(record: TuningRecord, measured: Tuning, options: TunerOptions) -> bool:
+    """Count a winner, tell recordings of it, and write it where the next process looks; returns
+    whether it was written.
+
+    With a session in force its store gets it too.  A failure to write is a warning: the winner is
+    known here.
+    """
+    METER.tuned(measured)
+    if options.record or options.reuse != "none":
+        tuning_listeners.tell(record, measured)
+    if not options.record:  # recordings were told above: the option is about files alone
+        return False
+    known_by = _known_by(id_of(record))
+    for delegate in toolchain.delegates():
+        delegate.made_record(
+            known_by, file_name(record.kernel, id_of(record)), to_file(record, measured)
+        )
+    return _write(record, measured)
+
+
+def _write(record: TuningRecord, measured: Tuning | None) -> bool:
+    try:
+        TuningFolder(triton_cache_dir()).put(record, measured)
+    except BundlerError as error:
+        warn(f"the winner for {record.kernel} is not kept for other processes: {error}")
+        return False
+    return True

@@ -2,9 +2,10 @@
 """`Search`: finds the fastest config: compiles all, measures what compiled, refines the best, and
 reports on each config.
 
-It knows neither GPU nor Triton: a `CandidateBuilder` builds candidates and a clock times them.
-`Trial` gives it both. Kernels that use so many registers that too few blocks run at once get
-another candidate, with half the reduction block (`rescaled`).
+It knows neither GPU nor Triton: a `CandidateCompiler` builds candidates and a clock times them.
+`Trial`, one tuning of one call, gives it both: it keeps the caller's tensors safe, times each
+candidate, and runs the user's hooks around launches. Kernels that use so many registers that too few
+blocks run at once get another candidate, with half the reduction block (`rescaled`).
 """
 
 from __future__ import annotations
@@ -12,25 +13,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
+from bundler.format.cached_properties import cached_property
 from bundler.format.candidate_timings import Timing
 from bundler.format.summary import count
 from bundler.package_loggers import logger
 from bundler.runtime.configs import Config
-from bundler.runtime.tuning.benchmark import Sample, usable
+from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox, usable
+from bundler.runtime.tuning.candidate_compiler import (
+    Candidate,
+    CandidateCompiler,
+    Refused,
+)
 from bundler.runtime.tuning.descent import (
     SKIPPED,
     SKIPPED_DETERMINISTIC,
     UNMEASURED_DETERMINISTIC,
-    Descent,
-    Space,
     put,
 )
-from bundler.runtime.tuning.occupancy import Occupancy
-from bundler.runtime.tuning.tuning_winners import named_of
+from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.runtime.tuning.tuner_reports import BandwidthReport, moved_bytes
+from bundler.runtime.tuning.tuning_winners import describe, named_of
+from bundler.toolchain import tuner_toolchain as toolchain
 
 # 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
@@ -38,73 +46,6 @@ _NS_OF_MS = 1e6
 _LOG = logger("bundler.runtime")
 _SMALLEST_R = 64
 _LEAST_MAJOR = 8
-
-
-class Candidate(Protocol):
-    """A config that was compiled and can be launched.
-
-    Attributes:
-        config: what it was compiled from.
-        key: the kernel's.
-        registers: registers of a thread, None when that is not known.
-        spills: 32-bit words of a thread that registers had no room for, None when that is not
-            known.
-    """
-
-    config: Config
-    key: str
-    registers: int | None
-    spills: int | None
-
-    def close(self) -> None:
-        """Take it off the device; twice is fine."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A config that cannot be compiled or loaded, and why."""
-
-    config: Config
-    reason: str
-    key: str = ""
-
-
-class CandidateBuilder(Protocol):
-    """Makes candidates of configs; `CandidateCompiler` is the one for real kernels."""
-
-    def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
-        """Return, in order, a candidate for each config or why there is none.
-
-        Raises:
-            CompileFailed: a config does not compile for a reason that all configs share.
-        """
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What is known of a kernel beyond its configs.
-
-    Attributes:
-        kind: `pointwise`, `reduction`, `persistent_reduction`, `split_scan`, `template`,
-            `user_autotune`, `fixed`, …
-        space: what coordinate descent may try, size hints among it.
-        occupancy: of the device; None where registers do not matter.
-        custom: written by a user, whose configs are timed however much they spill.
-        deterministic: equal input has to give equal output in every process, so no measurement may
-            choose among reductions.
-        min_r: the smallest reduction block.
-        rescale: whether reduction blocks may be halved.
-        steps: changes to try on top of the best config, one step after the other.
-    """
-
-    kind: str = "user_autotune"
-    space: Space = field(default_factory=Space)
-    occupancy: Occupancy | None = None
-    custom: bool = True
-    deterministic: bool = False
-    min_r: int = 1
-    rescale: bool = True
-    steps: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +58,6 @@ class TuningOutcome:
             measured.
         timings: every config that was tried.
         compile_s, measure_s: wall time spent.
-        measured: how many configs were timed.
     """
 
     winner: Candidate
@@ -125,7 +65,6 @@ class TuningOutcome:
     timings: tuple[Timing, ...]
     compile_s: float
     measure_s: float
-    measured: int
 
 
 class Search:
@@ -135,32 +74,24 @@ class Search:
         name: the kernel's, for errors.
         compiler: makes candidates of configs.
         bench: times one candidate.
-        traits: what is known of the kernel.
-        descent: how to refine the winner; None not to.
-        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own
-            or no other runs; None for 16, and 32 on AMD.
+        options: of the tuner: what kind of kernel it is, and what to try beyond the list.
+        occupancy: of the device; None where registers do not matter.
     """
 
     def __init__(
         self,
         name: str,
-        compiler: CandidateBuilder,
+        compiler: CandidateCompiler,
         bench: Callable[[Candidate], Sample],
-        traits: Traits,
-        *,
-        descent: Descent | None = None,
-        spill_threshold: int | None = None,
+        options: TunerOptions,
+        occupancy: Occupancy | None = None,
     ) -> None:
-        self._name, self._compiler, self._bench, self._traits, self._descent = (
-            name,
-            compiler,
-            bench,
-            traits,
-            descent,
-        )
-        hip = traits.occupancy is not None and traits.occupancy.backend == "hip"
+        self._name, self._compiler, self._bench = name, compiler, bench
+        self._options, self._occupancy = options, occupancy
+        hip = occupancy is not None and occupancy.backend == "hip"
         default = SPILL_THRESHOLD_HIP if hip else SPILL_THRESHOLD
-        self._spill_threshold = default if spill_threshold is None else spill_threshold
+        given = options.spill_threshold
+        self._spill_threshold = default if given is None else given
         self._timings: dict[Config, Timing] = {}
         self._samples: dict[Config, float] = {}
         self._best: tuple[Candidate, float] | None = None
@@ -189,7 +120,7 @@ class Search:
         if self._best is None:
             raise self._none()
         found_by = "autotune" if len(self._samples) > 1 else "only"
-        if self._traits.steps:
+        if self._options.steps:
             self._step_through()
             found_by = "steps"
         # Descent finds the nearest minimum, so it begins at the best config so far.
@@ -199,16 +130,16 @@ class Search:
         return self._outcome(self._best[0], found_by)
 
     def _must_not_measure(self, candidates: Sequence[Candidate]) -> bool:
-        if self._traits.deterministic and self._traits.kind in UNMEASURED_DETERMINISTIC:
+        if self._options.deterministic and self._options.kind in UNMEASURED_DETERMINISTIC:
             return True
-        return len(candidates) == 1 and not self._refines() and not self._traits.steps
+        return len(candidates) == 1 and not self._refines() and not self._options.steps
 
     def _refines(self) -> bool:
-        if self._descent is None or (
-            self._traits.kind in SKIPPED and self._traits.space.fields is None
+        if self._options.descent is None or (
+            self._options.kind in SKIPPED and self._options.space.fields is None
         ):
             return False
-        return not (self._traits.deterministic and self._traits.kind in SKIPPED_DETERMINISTIC)
+        return not (self._options.deterministic and self._options.kind in SKIPPED_DETERMINISTIC)
 
     def _build(self, configs: Sequence[Config]) -> list[Candidate]:
         if not configs:
@@ -232,20 +163,18 @@ class Search:
 
     def _smaller(self, candidates: Sequence[Candidate]) -> list[Config]:
         """Return configs with a halved reduction block, for those that use many registers."""
-        traits, hints = self._traits, self._traits.space.size_hints
-        if not traits.rescale or traits.occupancy is None:
+        options, device = self._options, self._occupancy
+        hints = options.space.size_hints
+        if not options.rescale or device is None:
             return []
-        if not may_rescale(
-            traits.kind, hints, traits.occupancy, deterministic=traits.deterministic
-        ):
+        if not may_rescale(options.kind, hints, device, deterministic=options.deterministic):
             return []
+        least = options.space.min_blocks.get("r0_", 1)
         found: dict[
             Config, None
         ] = {}  # an ordered set: two configs may lead to the same smaller one
         for candidate in candidates:
-            smaller = rescaled(
-                candidate.config, candidate.registers, hints, traits.occupancy, traits.min_r
-            )
+            smaller = rescaled(candidate.config, candidate.registers, hints, device, least)
             if smaller is not None and smaller not in self._timings:
                 found[smaller] = None
         return list(found)
@@ -305,13 +234,13 @@ class Search:
     def _spills(self, candidate: Candidate) -> bool:
         # Spilled words go through memory at each use.  Only a user's own config is timed all the
         # same: its author chose it.
-        return not self._traits.custom and (candidate.spills or 0) > self._spill_threshold
+        return self._options.custom is False and (candidate.spills or 0) > self._spill_threshold
 
     def _step_through(self) -> None:
         """Try each step's changes on top of the best config so far; one that is not faster changes
         nothing.
         """
-        for step in self._traits.steps:
+        for step in self._options.steps:
             for change in step:
                 assert self._best is not None
                 config = self._best[0].config
@@ -322,12 +251,12 @@ class Search:
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field
         # that changes nothing.
-        if self._traits.kind == "persistent_reduction" and _r_blocks(start):
+        if self._options.kind == "persistent_reduction" and _r_blocks(start):
             raise ConfigError(
                 f"{self._name}: {start} has a reduction block, and a persistent reduction has none"
             )
-        assert self._descent is not None
-        self._descent.run(start, self._traits.space, self._time_of)
+        assert self._options.descent is not None
+        self._options.descent.run(start, self._options.space, self._time_of)
 
     def _time_of(self, config: Config) -> float:
         """Return a config's time; infinite where it does not compile or run."""
@@ -355,7 +284,6 @@ class Search:
             tuple(self._timings.values()),
             self._compile_s,
             self._measure_s,
-            len(self._samples),
         )
 
     def _none(self) -> NoValidConfig:
@@ -369,13 +297,6 @@ class Search:
             kernel=self._name,
             reasons=reasons,
         )
-
-
-def describe(config: Any) -> str:
-    """Return a record's config as a line for people, without the defaults of rarely used fields."""
-    silent = {("num_ctas", 1), ("maxnreg", None)}
-    pairs = [(name, value.plain()) for name, value in config]
-    return ", ".join(f"{name}={value}" for name, value in pairs if (name, value) not in silent)
 
 
 def _r_blocks(config: Config) -> dict[str, int]:
@@ -440,3 +361,163 @@ def rescaled(
     half = blocks[largest] // 2
     least = min_r if largest == "R0_BLOCK" else 1
     return config.with_kwargs(**{largest: half}) if half >= max(least, 1) else None
+
+
+Hook = Callable[..., Any]
+_BYTES_OF_GB = 1e9
+
+
+@dataclass(frozen=True)
+class ArgumentEffects:
+    """What a launch does to its arguments, and what is done about it before the next measured
+    launch.
+
+    Attributes:
+        mutated, zeroed: names of tensors that are restored, or filled with zeros, before each
+            launch.
+        before, after: the user's own hooks; with `before`, nothing is restored or zeroed, as in
+            Triton.
+    """
+
+    mutated: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
+    before: Hook | None = None
+    after: Hook | None = None
+
+
+class Trial:
+    """Measures the configs of one call.
+
+    Args:
+        name: the kernel's.
+        compiler: makes the candidates of the call.
+        effects: what launches do to its arguments.
+        clock: makes the clock; None for the GPU's own.
+        options: the tuner's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        compiler: CandidateCompiler,
+        effects: ArgumentEffects,
+        clock: Callable[[], Clock] | None,
+        options: TunerOptions,
+    ) -> None:
+        self._name, self._compiler, self._effects, self._options = name, compiler, effects, options
+        self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
+        # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo
+        # its work.
+        own = effects.before is not None
+        self._sandbox = Sandbox(
+            compiler.call,
+            () if own else effects.mutated,
+            () if own else effects.zeroed,
+            stage=options.stage_to_host,
+        )
+
+    def run(self, configs: Sequence[Config]) -> TuningOutcome:
+        """Return the fastest config; raises as `Search.run`."""
+        with self._sandbox.open():
+            outcome = Search(
+                self._name, self._compiler, self.sample, self._options, self._occupancy()
+            ).run(configs)
+            # After the last launch the hook runs once more, so that the arguments are as before the
+            # first one.
+            if self._effects.before is not None:
+                self._effects.before(
+                    self._compiler.keywords(outcome.winner.config), reset_only=True
+                )
+        return outcome
+
+    def add_to(self, report: BandwidthReport, config: Config, time_ms: float | None) -> None:
+        """Add the kernel with a config to a report; one that cannot be launched is not added.
+
+        Args:
+            report: with a clock of its own, it is measured by that.
+            config: was chosen already, here or elsewhere.
+            time_ms: what a tuning measured just now; None to measure it.
+        """
+        if time_ms is None or report.clock is not None:
+            candidate = self._compiler.build([config])[0]
+            if isinstance(candidate, Refused):
+                return
+            try:
+                with self._sandbox.open():
+                    time_ms = self.sample(candidate).median_ms
+            finally:
+                candidate.close()
+        known = self._options.gigabytes
+        report.add(
+            self._name,
+            time_ms,
+            moved_bytes(self._compiler.call) / _BYTES_OF_GB if known is None else known,
+        )
+
+    def _occupancy(self) -> Occupancy:
+        options, place = self._options, self._compiler
+        # The device of this process knows best, then who declared it; figures by architecture are
+        # for what neither tells.
+        told = DeviceLimits(*toolchain.device_limits(place.device)).or_else(options.limits)
+        return Occupancy.of(place.driver.backend, place.driver.properties(place.device), told)
+
+    @cached_property
+    def _clock(self) -> Clock:
+        # Made when there is something to measure: a single candidate is chosen without a clock,
+        # also where no GPU could be timed.
+        return self._make_clock()
+
+    def sample(self, candidate: Candidate) -> Sample:
+        """Time one candidate; restoring tensors, and the user's hooks, are no part of its time."""
+        call = self._compiler.call
+        # Clones take the place of the caller's tensors; all other arguments are the caller's own.
+        changed = {
+            name: value
+            for name, value in self._sandbox.values.items()
+            if value is not call.get(name)
+        }
+        launch = candidate.prepare(changed)
+        before, after = self._effects.before, self._effects.after
+        if before is None and after is None:
+            return self._clock.sample(launch, self._sandbox.reset)
+        around = _HookedLaunches(
+            self._sandbox.reset,
+            before,
+            after,
+            {**self._compiler.keywords(candidate.config), **changed},
+        )
+        try:
+            sample = self._clock.sample(launch, around.reset)
+        except Exception as error:  # the hook after a launch is told why it failed, as in Triton
+            around.finish(error)
+            raise
+        around.finish()
+        return sample
+
+
+class _HookedLaunches:
+    """Calls the user's hooks around launches; a clock only says that the next launch is due, so the
+    hook after one runs then.
+    """
+
+    def __init__(
+        self,
+        reset: Callable[[], None],
+        before: Hook | None,
+        after: Hook | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        self._reset, self._before, self._after, self._arguments = reset, before, after, arguments
+        self._launched = False
+
+    def reset(self) -> None:
+        self.finish()
+        self._reset()
+        if self._before is not None:
+            self._before(self._arguments)
+        self._launched = True
+
+    def finish(self, error: Exception | None = None) -> None:
+        if self._launched and self._after is not None:
+            self._after(self._arguments, exception=error)
+        self._launched = False

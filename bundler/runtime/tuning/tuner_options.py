@@ -18,10 +18,9 @@ from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.tuning.descent import UNMEASURED_DETERMINISTIC, Descent, Space
-from bundler.runtime.tuning.launch_dump import LaunchDump
 from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.tuner_plugins import TunerPlugin
-from bundler.runtime.tuning.tuner_reports import BandwidthReport
+from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
 from bundler.runtime.tuning.tuning_winners import LookupTable
 
 Reuse = Literal["all", "bundle", "none"]

@@ -124,11 +124,8 @@ class Plugins:
                     " expected some of those it was given",
                     kernel=self._kernel,
                 )
-            kept = [place for place, config in enumerate(listed.configs) if config in wanted]
-            listed = ListedConfigs(
-                tuple(listed.originals[i] for i in kept),
-                tuple(listed.configs[i] for i in kept),
-                listed.parameters,
+            listed = listed.at(
+                [place for place, config in enumerate(listed.configs) if config in wanted]
             )
         return listed
 

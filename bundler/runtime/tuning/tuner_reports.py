@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BandwidthReport`: how near to the memory's speed kernels come, where `TunerOptions` hold one.
+"""What a tuner tells of its kernels: `BandwidthReport`, how near to the memory's speed they come;
+`LaunchDump`, what they are launched with; `launch_range`, a launch in torch's profiler.
 
-`AutotunedKernel` adds each kernel that it chose a config for.
+`TunerOptions` hold a report and a dump.  `AutotunedKernel` adds each kernel that it chose a config
+for, writes down each launch, and opens a range around one while a profiler is active.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import re
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from bundler.format.bundle_file import os_errors
+from bundler.errors import ConfigError
+from bundler.format.bundle_file import os_errors, replace_file
 from bundler.package_loggers import logger
-from bundler.runtime.launch.calls.argument_types import is_tensor
+from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, pattern_of
+from bundler.runtime.tuning.tuner_plugins import TunedLaunch
+from bundler.toolchain import tuner_toolchain as toolchain
 
 # Inductor's figures for marking a kernel as slow.
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
@@ -147,3 +159,146 @@ class BandwidthReport:
             open(self._path, "a", encoding="utf-8") as file,
         ):
             file.write(text + "\n")
+
+
+_ODD = re.compile(r"[^A-Za-z0-9_.-]")
+_KEY_CHARACTERS = 16
+
+
+class LaunchDump:
+    """Appends a line to a file for each launch: kernel, arguments, config, grid.
+
+    Numbers and bools are written, everything else is `T`.  With `tensors`, each launch has a folder
+    `<kernel>-<key>_run_<i>` with a file `tensor_<number of the argument>.pt` for each tensor, as it
+    was before the launch; `torch.load` reads it with `weights_only=True`.  The folders of the last
+    `runs` launches of each compiled kernel are kept, in turn.  Writing tensors waits for the
+    device.  Any thread may launch.
+
+    Args:
+        path: the file.
+        tensors: the directory of those folders; None writes no tensor.
+        runs: how many launches of a kernel are kept.
+        pattern: a regular expression; tensors are written for kernels alone whose name begins with
+            a match.
+
+    Raises:
+        ConfigError: `runs` is below one, or the pattern no regular expression.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tensors: str | os.PathLike[str] | None = None,
+        runs: int = 1,
+        pattern: str | None = None,
+    ) -> None:
+        if type(runs) is not int or runs < 1:
+            raise ConfigError(
+                f"runs={runs!r}: expected how many launches are kept, at least 1", got=runs
+            )
+        self._pattern = pattern_of(pattern)
+        self._path, self._lock = os.fspath(path), threading.Lock()
+        self._tensors, self._runs = None if tensors is None else Path(tensors), runs
+        self._counts: Counter[str] = Counter()
+
+    def write(self, launch: TunedLaunch) -> None:
+        """Write down one launch.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound: a file cannot be written.
+        """
+        values = list(launch.arguments.items())
+        args, keywords = values[: launch.by_position], dict(values[launch.by_position :])
+        self.add(
+            launch.kernel,
+            [value for _, value in args],
+            keywords,
+            launch.config.all_kwargs(),
+            launch.grid,
+        )
+        wanted = self._pattern is None or self._pattern.match(launch.kernel)
+        if self._tensors is not None and wanted:
+            self._write_tensors(self._tensors, launch)
+
+    def add(
+        self,
+        kernel: str,
+        args: Iterable[Any],
+        keywords: Mapping[str, Any],
+        config: Mapping[str, Any],
+        grid: Any,
+    ) -> None:
+        """Append the line of one launch; raises as `write`."""
+        words = [_word(value) for value in args]
+        words += [f"{name}={_word(value)}" for name, value in keywords.items()]
+        words += [f"{name}={value}" for name, value in config.items()]
+        line = f"{kernel} | {' '.join(words)} | {grid}\n"
+        with (
+            self._lock,
+            os_errors(self._path, "write"),
+            open(self._path, "a", encoding="utf-8") as file,
+        ):
+            file.write(line)
+
+    def _write_tensors(self, directory: Path, launch: TunedLaunch) -> None:
+        name = _ODD.sub("_", f"{launch.kernel}-{launch.key[:_KEY_CHARACTERS]}".rstrip("-"))
+        with self._lock:
+            run = self._counts[name] % self._runs
+            self._counts[name] += 1
+        folder = directory / f"{name}_run_{run}"
+        with os_errors(os.fspath(folder), "write"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for number, value in enumerate(launch.arguments.values()):
+            if is_tensor(value):
+                replace_file(
+                    folder / f"tensor_{number}.pt", functools.partial(toolchain.save_tensor, value)
+                )
+
+
+def _word(value: Any) -> str:
+    return str(value) if isinstance(value, int | bool) else "T"
+
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def facts_of(launch: TunedLaunch, known: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a range tells of a launch; names as Inductor's, and `grid`.
+
+    Args:
+        launch: the launch.
+        known: further facts, such as `kernel_num_gb`.
+    """
+    config = launch.config
+    return {
+        "kernel_name": launch.kernel,
+        "kernel_backend": "triton",
+        "kernel_file": launch.file,
+        "kernel_hash": launch.key,
+        "grid": f"grid{launch.grid}",
+        "stream": launch.stream,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "kernel_kwargs": ",".join(f"{name}={value}" for name, value in config.kwargs.items()),
+        # torch 2.13 writes a whole float as `4.` into its trace, which no reader of JSON takes.
+        **{
+            name: int(value) if float(value).is_integer() else value
+            for name, value in known.items()
+        },
+    }
+
+
+@contextlib.contextmanager
+def launch_range(launch: TunedLaunch, known: Mapping[str, float] = _NOTHING) -> Iterator[None]:
+    """Mark what happens inside as one launch of a kernel; arguments as for `facts_of`."""
+    fast: Any = getattr(getattr(sys.modules["torch"], "_C", None), "_profiler", None)
+    make = getattr(fast, "_RecordFunctionFast", None)
+    name = launch.kernel or "triton kernel"
+    if make is None:
+        with sys.modules["torch.autograd.profiler"].record_function(name):
+            yield
+        return
+    tensors = [value for value in launch.arguments.values() if is_tensor(value)]
+    with make(name, tensors, facts_of(launch, known)):
+        yield

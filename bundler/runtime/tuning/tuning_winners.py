@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bundler.errors import ConfigError, FormatError
 from bundler.format import wire
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of, time_of
+from bundler.format.candidate_timings import Timing, Tuning, id_of, time_of
 from bundler.format.digest import sha256
 from bundler.format.launch_spec import Named, TuningRecord
 from bundler.runtime.configs import COUNTS, Config
@@ -23,8 +23,6 @@ from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.toolchain.compile_call import decode_value
 from bundler.toolchain.keys.encoding import encode_value
 
-# Part of each tuning key: another way to measure or to choose gets another number.
-METHOD = "1"
 MAX_TABLE_BYTES = 16 << 20
 MAX_TIME_NS = 2**63
 # No parameter of a function has a dot in its name.
@@ -71,25 +69,6 @@ def device_part(backend: str, properties: DeviceProperties, name: str) -> str:
         f"{p.max_shared_optin_bytes} bytes shared",
     ]
     return ", ".join([*([name] if name else []), *words])
-
-
-def arguments_part(key: Sequence[Any]) -> str:
-    """Return the values of a tuning key as text."""
-    return ", ".join(str(value) if type(value) is not str else value for value in key)
-
-
-def parts_of(
-    source: str, configs: str, arguments: str, device: str, toolchain: str, search: str
-) -> Parts:
-    """Return the named parts of a tuning key, in the order in which messages list them."""
-    return (
-        ("source", source),
-        ("configs", configs),
-        ("arguments", arguments),
-        ("device", device),
-        ("toolchain", toolchain),
-        ("search", f"{search}, method {METHOD}"),
-    )
 
 
 class LookupTable:
@@ -146,6 +125,13 @@ class LookupTable:
         return None
 
 
+def opened_table(
+    given: LookupTable | str | os.PathLike[str] | None,
+) -> LookupTable | None:
+    """Return a table that was given, or the one at a path; raises as `LookupTable.load`."""
+    return given if isinstance(given, LookupTable | None) else LookupTable.load(given)
+
+
 def table_entries(data: bytes, name: str) -> list[dict[str, Any]]:
     """Return the entries in the bytes of a lookup table; raises `FormatError`."""
     try:
@@ -169,6 +155,13 @@ def plain_config(named: Named) -> dict[str, Any]:
     become their names.
     """
     return _apart({name: value.plain() for name, value in named})
+
+
+def describe(config: Any) -> str:
+    """Return a record's config as a line for people, without the defaults of rarely used fields."""
+    silent = {("num_ctas", 1), ("maxnreg", None)}
+    pairs = [(name, value.plain()) for name, value in config]
+    return ", ".join(f"{name}={value}" for name, value in pairs if (name, value) not in silent)
 
 
 def _apart(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bundler.format.entries import Target
 from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.drivers.cuda import CudaDriver
 from bundler.runtime.launch.drivers.hip import HipDriver
-from bundler.runtime.launch.plans.plan import KIND_BYTES, LaunchPlan, Parameter
+from bundler.runtime.launch.plan import KIND_BYTES, LaunchPlan, Parameter
 
 HERE = Path(__file__).parent
 HIDDEN = ("global_scratch", "profile_scratch")

@@ -22,7 +22,7 @@ from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.runtime.launch.drivers.driver_opening import open_driver
 from bundler.runtime.launch.drivers.hip import HipDriver
 from bundler.runtime.launch.drivers.native_driver import TorchPool, scratch_for
-from bundler.runtime.launch.plans.plan import TensorMap
+from bundler.runtime.launch.plan import TensorMap
 
 BOTH = pytest.mark.parametrize("backend", ["cuda", "hip"])
 MAP = TensorMap(0, swizzle=3, elem_size=4, elem_type=9, block_size=(16, 64), fp4_padded=False)

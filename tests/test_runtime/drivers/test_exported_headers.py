@@ -10,8 +10,8 @@ import compiling
 import pytest
 
 from bundler.runtime.heuristics.grid_expressions import GridExpressions
-from bundler.runtime.launch.plans.parameter_buffer import Packer
-from bundler.runtime.launch.plans.plan import TENSOR_MAP, TENSOR_MAP_BYTES, TensorMap
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import TENSOR_MAP, TENSOR_MAP_BYTES, TensorMap
 from bundler.runtime.tuning.kernel_export import header_text
 
 KINDS = (

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.drivers.cuda import CudaDriver
-from bundler.runtime.launch.plans.parameter_buffer import Packer
+from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.toolchain.tensor_handles import find_handles
 
 KINDS = (

@@ -76,7 +76,7 @@ class Witness:
         )
 
     def _sizes_of(self, function):
-        from bundler.runtime.launch.plans.parameter_layout import read_layout
+        from bundler.runtime.launch.plan_builder import read_layout
 
         image = self.images[function]
         return [slot.size for slot in read_layout(image, self.names[-1]).slots]

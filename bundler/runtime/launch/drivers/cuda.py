@@ -16,7 +16,7 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch.drivers import cuda_api as api
 from bundler.runtime.launch.drivers.launchers import Leave, image_loader, packed_attributes
 from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Calls, Library, NativeDriver
-from bundler.runtime.launch.plans.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
+from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
 _CALLS = Calls(
     device_count="cuDeviceGetCount",
@@ -258,8 +258,6 @@ def launch_attributes(plan: LaunchPlan) -> bytes:
     """Return the launch attributes as the driver's structures, in the order that Triton's launcher
     has.
     """
-    if not plan.pdl and not plan.cooperative and plan.cluster <= 1:  # as nearly every kernel
-        return b""
     found: list[tuple[int, tuple[int, ...]]] = []
     if plan.pdl:
         found.append((api.PROGRAMMATIC_SERIALIZATION, (1,)))
@@ -310,21 +308,6 @@ def _encode_tensor_map(
         api.TENSOR_MAP_TF32 if rounds else _DEVICE_TO_HOST.get(wanted.elem_type, wanted.elem_type)
     )
     fill = api.FILL_NAN if getattr(descriptor, "padding", "zero") == "nan" else api.FILL_NONE
-    return _encode(encode, driver_version, plan, wanted, address, element, fill, shape, strides)
-
-
-def _encode(
-    encode: Any,
-    driver_version: int,
-    plan: LaunchPlan,
-    wanted: TensorMap,
-    address: int,
-    element: int,
-    fill: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-) -> bytes:
-    rank = len(shape)
     # The driver counts dimensions from the innermost; the stride of that one goes without saying.
     sizes, steps = shape[::-1], [stride * wanted.elem_size for stride in strides[::-1]]
     memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _MAP_ALIGNMENT)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import DriverError, ToolchainMismatch
-from bundler.runtime.launch.plans.plan import LaunchPlan, TensorMap
+from bundler.format.entries import Target
+from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,6 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
             got=found.arch,
             device=device,
         )
-    if (
-        plan.block_threads <= found.max_threads_per_block
-        and plan.shared_bytes <= found.max_shared_optin_bytes
-        and plan.cooperative <= found.cooperative
-    ):
-        return
     for what, needed, limit in (
         ("threads a block", plan.block_threads, found.max_threads_per_block),
         ("bytes of shared memory a block", plan.shared_bytes, found.max_shared_optin_bytes),
@@ -60,6 +55,12 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
                 limit=limit,
                 device=device,
             )
+
+
+def target_of(driver: Driver, device: int) -> Target:
+    """Return what kernels for a device are compiled for."""
+    found = driver.properties(device)
+    return Target(driver.backend, found.arch, found.warp_size)
 
 
 class Module(Protocol):

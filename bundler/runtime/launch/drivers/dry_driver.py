@@ -12,8 +12,8 @@ from typing import Any
 
 from bundler.errors import ConfigError, DriverError, DriverUnavailable
 from bundler.runtime.launch.drivers.driver import DeviceProperties, Module, check_fits
-from bundler.runtime.launch.plans.parameter_buffer import Packer
-from bundler.runtime.launch.plans.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
 # One chip of each vendor, where a test does not say which.
 _PROPERTIES = {

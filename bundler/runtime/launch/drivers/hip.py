@@ -17,7 +17,7 @@ from bundler.runtime.launch.drivers import hip_api as api
 from bundler.runtime.launch.drivers.hip_library import library_path
 from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
 from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
-from bundler.runtime.launch.plans.plan import LaunchPlan, TensorMap
+from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
 _CALLS = Calls(
     device_count="hipGetDeviceCount",

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.extension import EXTENSION
-from bundler.runtime.launch.plans.parameter_buffer import Packer
-from bundler.runtime.launch.plans.plan import LaunchPlan, Parameter
-from bundler.runtime.launch.plans.shared_parts import SharedParts
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import LaunchPlan, Parameter, SharedParts
 from bundler.toolchain.tensor_handles import find_handles
 
 # What `fail` is told when it was not the driver that refused.
@@ -223,9 +222,8 @@ class CtypesLauncher:
         """Write a grid and a stream into a frame; returns False when there is nothing to launch."""
         *grid, stream = place
         cluster = self._binding.plan.cluster
-        if not all(isinstance(programs, int) and 0 <= programs <= MAX_GRID for programs in grid):
-            self._binding.fail(BAD_GRID)
-        if grid[0] * cluster > MAX_GRID:
+        whole = all(isinstance(programs, int) and 0 <= programs <= MAX_GRID for programs in grid)
+        if not whole or grid[0] * cluster > MAX_GRID:
             self._binding.fail(BAD_GRID)
         if 0 in grid:
             return False

@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
@@ -25,7 +25,7 @@ from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.drivers.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.drivers.driver import DeviceProperties, Launcher, Module, check_fits
 from bundler.runtime.launch.drivers.launchers import Leave, Scratch
-from bundler.runtime.launch.plans.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
+from bundler.runtime.launch.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
 MAX_THREADS = 0
@@ -395,7 +395,7 @@ class NativeDriver(ABC):
         """Give memory back once the stream has come this far."""
         self._do(self.calls.free, address, stream)
 
-    def _pool(self, device: int) -> ScratchPool:
+    def _pool(self, device: int) -> NativeDriver | TorchPool:
         return self if self._torch() is None else TorchPool(device)
 
     # ---------------------------------------------------------------- What both libraries are asked
@@ -520,18 +520,6 @@ class NativeDriver(ABC):
         """Return what the driver calls a status."""
 
 
-class ScratchPool(Protocol):
-    """Memory in the order of a stream: what is freed after a launch is reused only by what the
-    stream does later.
-    """
-
-    def allocate(self, size_bytes: int, stream: int) -> int:
-        """Return the address of new memory."""
-
-    def free(self, address: int, stream: int) -> None:
-        """Give memory back once the stream has come this far."""
-
-
 class TorchPool:
     """torch's caching allocator: shares its memory with torch, and follows it into the capture of a
     graph.
@@ -560,12 +548,12 @@ class TorchPool:
         self._cuda.caching_allocator_delete(address)
 
 
-def scratch_for(plan: LaunchPlan, pool: Callable[[], ScratchPool]) -> Scratch | None:
+def scratch_for(plan: LaunchPlan, pool: Callable[[], NativeDriver | TorchPool]) -> Scratch | None:
     """Return what allocates a kernel's scratch for each launch, None when the kernel needs none.
 
     Args:
         plan: says how much, for each program of the grid and each block of a cluster.
-        pool: where from; asked at each launch, since torch may come into the process later.
+        pool: where from, memory in the order of a stream; asked at each launch, since torch may come into the process later.
     """
     if not (plan.global_scratch_bytes or plan.profile_scratch_bytes):
         return None
@@ -595,7 +583,7 @@ def scratch_for(plan: LaunchPlan, pool: Callable[[], ScratchPool]) -> Scratch | 
     return allocate
 
 
-def _give_back(source: ScratchPool, taken: list[int], stream: int) -> None:
+def _give_back(source: NativeDriver | TorchPool, taken: list[int], stream: int) -> None:
     """Give back all that was taken, the last first, also where one of them raises."""
     try:
         if taken:

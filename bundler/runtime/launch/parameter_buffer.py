@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from bundler.errors import CannotLaunchStatically
 from bundler.format.summary import count
-from bundler.runtime.launch.plans.plan import (
+from bundler.runtime.launch.plan import (
+    CODES,
     GLOBAL_SCRATCH,
     PROFILE_SCRATCH,
     TENSOR_MAP,
@@ -24,26 +25,6 @@ from bundler.runtime.launch.plans.plan import (
     Parameter,
 )
 
-_CODES = {
-    "i1": "b",
-    "i8": "b",
-    "i16": "h",
-    "i32": "i",
-    "i64": "q",
-    "u1": "B",
-    "u8": "B",
-    "u16": "H",
-    "u32": "I",
-    "u64": "Q",
-    "fp16": "e",
-    "bf16": "H",
-    "fp32": "f",
-    "fp64": "d",
-    "pointer": "Q",
-    GLOBAL_SCRATCH: "Q",
-    PROFILE_SCRATCH: "Q",
-    TENSOR_MAP: f"{TENSOR_MAP_BYTES}s",
-}
 _FLOATS = {
     "fp16": 65520.0,
     "fp32": float.fromhex("0x1.ffffffp+127"),
@@ -120,7 +101,7 @@ class Packer:
     def _refuse_range(self, values: Sequence[Any], packed: Sequence[Any]) -> NoReturn:
         for value, number, (*_, parameter) in zip(values, packed, self._order, strict=False):
             try:
-                struct.pack("<" + _CODES[parameter.kind], number)
+                struct.pack("<" + CODES[parameter.kind], number)
             except struct.error as error:
                 pointer = parameter.kind == "pointer"
                 expected = (
@@ -150,7 +131,7 @@ def _struct_format(plan: LaunchPlan) -> str:
     parts, at = ["<"], 0
     for parameter in plan.parameters:
         parts.append("x" * (parameter.offset - at))
-        parts.append(_CODES[parameter.kind])
+        parts.append(CODES[parameter.kind])
         at = parameter.offset + parameter.size
     parts.append("x" * (plan.buffer_bytes - at))
     return "".join(parts)

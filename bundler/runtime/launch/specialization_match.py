@@ -2,8 +2,7 @@
 """`Specialization`: one recorded kernel, which says of a call whether Triton would compile this
 kernel for it.
 
-`specialization_choice` compares calls with those that `specialization_index` finds; `bind` puts a
-call's arguments to the parameters they fill.  `Kernels` and the tuner make them.
+`specialization_choice` compares calls with those that may fit; `bind` puts a call's arguments to the parameters they fill.  `Kernels` and the tuner make them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
-from bundler.runtime.launch.calls.argument_types import (
+from bundler.runtime.launch.argument_types import (
     CONSTEXPR,
     ArgumentType,
     same_constant,

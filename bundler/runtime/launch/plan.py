@@ -2,13 +2,16 @@
 """`LaunchPlan`: what a driver needs to launch one kernel: where each parameter lies, how large a
 block is, which attributes hold.
 
-`plan_builder` makes it, and drivers and launchers read it.
+`plan_builder` makes it, and drivers and launchers read it.  What follows from a signature or a list
+of parameters alone, which kernels that differ in their constants share, both keep in `SharedParts`.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
@@ -16,18 +19,28 @@ from bundler.format.summary import Summarized
 
 GLOBAL_SCRATCH, PROFILE_SCRATCH = "global_scratch", "profile_scratch"
 TENSOR_MAP, TENSOR_MAP_BYTES = "tensormap", 128
-# Bytes of each kind of parameter; a kernel's own binary says where it lies.
-KIND_BYTES = {
-    "pointer": 8,
-    **{f"{sign}{bits}": max(bits // 8, 1) for sign in "iu" for bits in (1, 8, 16, 32, 64)},
-    "fp16": 2,
-    "bf16": 2,
-    "fp32": 4,
-    "fp64": 8,
-    TENSOR_MAP: TENSOR_MAP_BYTES,
-    GLOBAL_SCRATCH: 8,
-    PROFILE_SCRATCH: 8,
+# What `struct` calls each kind of parameter; a kernel's own binary says where it lies.
+CODES = {
+    "i1": "b",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u1": "B",
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "fp16": "e",
+    "bf16": "H",
+    "fp32": "f",
+    "fp64": "d",
+    "pointer": "Q",
+    GLOBAL_SCRATCH: "Q",
+    PROFILE_SCRATCH: "Q",
+    TENSOR_MAP: f"{TENSOR_MAP_BYTES}s",
 }
+KIND_BYTES = {kind: struct.calcsize(f"={code}") for kind, code in CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -125,3 +138,32 @@ class LaunchPlan(Summarized):
         """
         one = self.global_scratch_bytes if kind == GLOBAL_SCRATCH else self.profile_scratch_bytes
         return programs * self.cluster * one
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class SharedParts(Generic[K, V]):
+    """Values by the identity of an object: comparing signatures costs more than all else that is
+    done with one.
+
+    Any thread may use it; two that miss at once make a value twice.
+
+    Args:
+        limit: so many objects are kept; then all are forgotten.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # The object is kept beside the value, so that no other gets its number.
+        self._kept: dict[int, tuple[K, V]] = {}
+
+    def get(self, key: K, make: Callable[[K], V]) -> V:
+        """Return the value of an object, made by `make` when there is none."""
+        found = self._kept.get(id(key))
+        if found is None:
+            if len(self._kept) >= self._limit:
+                self._kept.clear()
+            found = self._kept[id(key)] = key, make(key)
+        return found[1]
