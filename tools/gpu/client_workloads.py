@@ -2,7 +2,8 @@
 """Workloads of real clients, each an object as examples/kernels.py is one: `run_all(device)` calls
 every kernel, `checksum` tells results apart.
 
-`monitor.py` runs those whose package can be imported.
+`monitor.py` and `launcher.py` run them; a loader raises `ModuleNotFoundError` where the package is
+not installed.
 """
 
 from __future__ import annotations
@@ -46,17 +47,6 @@ class Workload:
     def checksum(tensor: Any) -> str:
         """Return the digest of a tensor's bytes."""
         return hashlib.sha256(tensor.detach().float().cpu().numpy().tobytes()).hexdigest()
-
-
-def available() -> dict[str, Callable[[], Any]]:
-    """Return name -> loader of each workload whose package is installed; the examples
-    always are.
-    """
-    clients = {"liger": ("liger_kernel", _liger), "fla": ("fla", _fla)}
-    found: dict[str, Callable[[], Any]] = {"examples": example_kernels.load}
-    return found | {
-        name: load for name, (package, load) in clients.items() if importlib.util.find_spec(package)
-    }
 
 
 def capture(bundle: Path, module: str, *words: object) -> None:
@@ -135,3 +125,16 @@ def _fla() -> Workload:
         )
 
     return Workload(calls)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "examples": example_kernels.load,
+    "liger": _liger,
+    "fla": _fla,
+}
+_PACKAGES = {"examples": "triton", "liger": "liger_kernel", "fla": "fla"}
+
+
+def available() -> list[str]:
+    """Return the names of workloads whose package is installed."""
+    return [name for name in LOADERS if importlib.util.find_spec(_PACKAGES[name]) is not None]

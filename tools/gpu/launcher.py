@@ -15,7 +15,6 @@ target is missed.  The raw result goes to docs/results/gpu-launcher.json.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -24,13 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tools.gpu import cases, client_workloads, launches, steps
 from tools.gpu.steps import Row
-from tools.shared import example_kernels, measurement, programs
+from tools.shared import measurement, programs
 from tools.shared.measurement import median, ratios
 
 _MODULE = "tools.gpu.launcher"
@@ -276,17 +275,6 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "cost": _cost,
 }
 
-if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1] in _STEPS:
-    launches.provide_extension()
-    print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
-
-
-def _examples() -> Calls:
-    kernels = example_kernels.load()
-    return lambda: {
-        name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()
-    }
-
 
 def _workload_cases() -> Calls:
     import torch
@@ -301,55 +289,16 @@ def _workload_cases() -> Calls:
     return lambda: {case.row: digest(case) for case in cases.cases(1)}
 
 
-def _liger() -> Calls:
-    import torch
+def _client(name: str) -> Calls:
+    workload = client_workloads.LOADERS[name]()
+    if name == "fla":
+        _keep_first_configs("fla.")
 
-    cross_entropy = import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
-    layer_norm = import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
-    rms_norm = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
-    swiglu = import_module("liger_kernel.ops.swiglu").LigerSiLUMulFunction
+    def told(tensor: Any) -> Any:
+        # FLA's tuners may choose otherwise each time.
+        return list(tensor.shape) if name == "fla" else workload.checksum(tensor)
 
-    def calls() -> dict[str, Any]:
-        torch.manual_seed(7)
-        x, y = (torch.randn(64, 512, device="cuda", requires_grad=True) for _ in range(2))
-        weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
-        target = torch.arange(64, device="cuda")
-        results = {
-            "rms_norm": rms_norm.apply(x, weight, 1e-6),
-            "layer_norm": layer_norm.apply(x, weight, bias, 1e-6),
-            "swiglu": swiglu.apply(x, y),
-            "cross_entropy": cross_entropy.apply(x * 1, target, None)[0],
-        }
-        for result in results.values():
-            result.sum().backward()
-        return {name: _digest(result) for name, result in results.items()} | {
-            "gradient": _digest(y.grad)
-        }
-
-    return calls
-
-
-def _fla() -> Calls:
-    import torch
-
-    chunk_gla = import_module("fla.ops.gla").chunk_gla
-    chunk_retention = import_module("fla.ops.retention").chunk_retention
-    _keep_first_configs("fla.")
-
-    def calls() -> dict[str, Any]:
-        torch.manual_seed(7)
-        q, k, v = (
-            torch.randn(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-            for _ in range(3)
-        )
-        gate = torch.nn.functional.logsigmoid(torch.randn(1, 256, 4, 64, device="cuda"))
-        results = {"gla": chunk_gla(q, k, v, gate)[0], "retention": chunk_retention(q, k, v)[0]}
-        for result in results.values():
-            result.float().sum().backward()
-        # its tuner may choose otherwise each time
-        return {name: list(result.shape) for name, result in results.items()}
-
-    return calls
+    return lambda: {what: told(tensor) for what, tensor in workload.run_all("cuda").items()}
 
 
 def _keep_first_configs(package: str, count: int = 2) -> None:
@@ -367,16 +316,11 @@ def _keep_first_configs(package: str, count: int = 2) -> None:
             wrapped.configs = wrapped.configs[:count]
 
 
-def _digest(tensor: Any) -> str:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 WORKLOADS: dict[str, Callable[[], Calls]] = {
-    "examples": _examples,
     "cases": _workload_cases,
-    "liger": _liger,
-    "fla": _fla,
+    **{name: partial(_client, name) for name in client_workloads.LOADERS},
 }
+
+if __name__ == "__main__":
+    launches.provide_extension()
+    print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
