@@ -21,6 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tools.shared import programs
+
 ACTIVATIONS = (
     functional.silu,
     functional.gelu,
@@ -103,22 +105,15 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
 
 def main() -> int:
     """Run one process's part and print what it measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        device=("cuda", "of the model"),
+        mode=("default", "torch.compile's mode"),
+        small=(False, "two narrow layers, to try the program without a GPU"),
+        load_torch=(Path, "what torch.compiler.save_cache_artifacts returned"),
+        load_ours=(Path, "a bundle of bundler.integrations.inductor.save"),
+        save=(Path, "folder for what both save afterwards"),
     )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--mode", default="default", help="torch.compile's mode")
-    parser.add_argument(
-        "--small", action="store_true", help="two narrow layers, to try the program without a GPU"
-    )
-    parser.add_argument(
-        "--load-torch", type=Path, help="what torch.compiler.save_cache_artifacts returned"
-    )
-    parser.add_argument(
-        "--load-ours", type=Path, help="a bundle of bundler.integrations.inductor.save"
-    )
-    parser.add_argument("--save", type=Path, help="folder for what both save afterwards")
-    options = parser.parse_args()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = measure(options)
