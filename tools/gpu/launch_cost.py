@@ -66,13 +66,6 @@ double lock(long count) {
   }
   return (now() - started) / count;
 }
-double tensor(int (*read)(void *, void *), PyObject *object, long count) {
-  uint64_t found[16];
-  double started = now();
-  for (long i = 0; i < count; i++)
-    read(object, found);
-  return (now() - started) / count;
-}
 double address(int (*read)(void *, void **), void *handle, long count) {
   void *found;
   double started = now();
@@ -98,18 +91,6 @@ double hooks(PyObject *chains, long count) {
   double started = now();
   for (long i = 0; i < count; i++)
     may_be_called(&seen, chains);
-  return (now() - started) / count;
-}
-double data_ptr(PyObject *tensor, long count) {
-  PyObject *found = PyObject_GetAttrString((PyObject *)Py_TYPE(tensor), "data_ptr");
-  PyCFunction ask = ((PyMethodDescrObject *)found)->d_method->ml_meth;
-  double started = now();
-  for (long i = 0; i < count; i++) {
-    PyObject *number = ask(tensor, NULL);
-    PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-  }
-  Py_DECREF(found);
   return (now() - started) / count;
 }
 double stream(int (*ask)(int32_t, int32_t, void **), long count) {
@@ -338,12 +319,19 @@ def steps(folder: Path, tensors: list[list[Any]], kernel: Any) -> dict[str, Any]
     """
     # Not above: the check imports this module, and its replay has no code of ours.
     from bundler.toolchain.profiler_hooks import CHAINS, are_present
+    from bundler.toolchain.tensor_handles import find_handles
 
     library = _compiled(folder)
     nothing = library.nothing()
-    read, stream = _table()
+    handles = find_handles()
+    assert handles is not None
+    assert handles.device_type
+    of_c = (handles.device_type, handles.device, handles.dtype, handles.function)
     current = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent, ctypes.c_void_p)
     x = tensors[0][0]
+    handle = id(x) + handles.offset
+    addresses = library.address(handles.function, handle, CALLS)
+    facts = library.facts(*of_c, handle, CALLS)
 
     def by_handle() -> None:
         for one, two, three in tensors:
@@ -360,53 +348,25 @@ def steps(folder: Path, tensors: list[list[Any]], kernel: Any) -> dict[str, Any]
     return {
         "handle": {
             "Python's loop and a call of nothing": _each(by_handle, len(tensors)),
-            **_addresses(library, x),
+            f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * addresses,
             **common,
         },
         "dispatcher": {
             "Python's loop and a call of nothing": _each(by_name, len(tensors)),
             "kernel[grid]": _each(lambda: kernel[GRID], 1),
-            **_facts(library, x, read),
+            f"address, device and type of {TENSORS} tensors, by torch's functions of C": TENSORS
+            * facts,
             "whether profilers added hooks to Triton": library.hooks(CHAINS, CALLS),
-            "torch's stream, by torch's table": library.stream(stream, CALLS),
+            "torch's stream, by torch's table": library.stream(_stream(), CALLS),
             **common,
         },
         "before": {
             "address, device and type of a tensor, by three calls of Python": _each(
                 lambda: (x.data_ptr(), x.get_device(), x.dtype), 1
             ),
-            "address, device and type of a tensor, by torch's table": library.tensor(
-                read, x, CALLS
-            ),
             "whether profilers added hooks to Triton, by Python": _each(are_present, 1),
-            "address of a tensor, by torch's data_ptr(), called from C": library.data_ptr(x, CALLS),
         },
     }
-
-
-def _addresses(library: Any, tensor: Any) -> dict[str, float]:
-    from bundler.toolchain.tensor_handles import find_handles
-
-    found = find_handles()
-    if found is None:
-        spent, way = library.data_ptr(tensor, CALLS), "data_ptr()"
-    else:
-        spent = library.address(found.function, id(tensor) + found.offset, CALLS)
-        way = "function of C"
-    return {f"addresses of {TENSORS} tensors, by torch's {way}": TENSORS * spent}
-
-
-def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
-    from bundler.toolchain.tensor_handles import find_handles
-
-    found = find_handles()
-    if found is None or not found.device_type:
-        spent, way = library.tensor(read, tensor, CALLS), "by torch's table"
-    else:
-        told = (found.device_type, found.device, found.dtype, found.function)
-        spent = library.facts(*told, id(tensor) + found.offset, CALLS)
-        way = "by torch's functions of C"
-    return {f"address, device and type of {TENSORS} tensors, {way}": TENSORS * spent}
 
 
 def _each(work: Callable[[], Any], count: int) -> float:
@@ -424,11 +384,9 @@ def _compiled(folder: Path) -> Any:
     for name, kinds in (
         ("place", [ctypes.c_void_p, ctypes.c_long]),
         ("lock", [ctypes.c_long]),
-        ("data_ptr", [ctypes.py_object, ctypes.c_long]),
         ("hooks", [ctypes.py_object, ctypes.c_long]),
         ("facts", [*[ctypes.c_void_p] * 5, ctypes.c_long]),
         ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]),
-        ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]),
         ("stream", [ctypes.c_void_p, ctypes.c_long]),
     ):
         function = getattr(library, name)
@@ -437,19 +395,16 @@ def _compiled(folder: Path) -> Any:
     return library
 
 
-def _table() -> tuple[int, int]:
-    """Return the addresses of the functions in torch's table that tell of a tensor and of the
-    current stream.
-    """
+def _stream() -> int:
+    """Return the address of the function in torch's table that tells of the current stream."""
     import torch
 
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
     table: Any = torch.Tensor
     address = pointer(table.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
-    # Behind a version, an older table and three functions.
-    read, stream = (ctypes.c_void_p * 2).from_address(address + 40)
-    return int(read or 0), int(stream or 0)
+    # Behind a version, an older table and four functions.
+    return ctypes.c_void_p.from_address(address + 48).value or 0
 
 
 STEPS: dict[str, Step] = {"cost": cost}
