@@ -23,18 +23,21 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tools.gpu.steps import bundler_command
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, python_path
+
+if TYPE_CHECKING:
+    from bundler.integrations.key_comparison import KeyedKernel
 
 WORKLOAD = ROOT / "tools" / "gpu" / "library_calls.py"
 LIBRARIES = ("torch", "triton", "fla-core", "liger-kernel", "einops")
 # Of the keys that are asked for, so many must have been captured.
 LEAST_PERCENT = 95.0
 _TIMEOUT_S = 3600
-_DIFFERS = "differs (asked, nearest captured)"
+_DIFFERS = "differs from the nearest captured"
 _TOLD = ("target", "device", "launches", "functions", "guesses", "unanswered", "failures")
 
 
@@ -139,6 +142,7 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     from triton import knobs
 
     import bundler
+    from bundler.integrations.key_comparison import keyed
     from bundler.toolchain.events import kernel_key
     from tools.gpu import library_calls
 
@@ -159,8 +163,9 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     seconds = time.perf_counter() - started
     with captured, recording.collect("launch") as recorded:
         missed = {item["key"] for item in asked if not item["hit"]}
+        known = [*keyed(captured.kernels)]
         misses = [
-            _explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed
+            _explained(kernel, known) for kernel in keyed(recorded.kernels) if kernel.key in missed
         ]
     found = {
         "device": torch.cuda.get_device_name(0),
@@ -173,30 +178,17 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     result.write_text(json.dumps(found))
 
 
-def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
-    """Say which parts of a key that was not captured differ from those of the nearest kernel of the
-    same function that was.
+def _explained(kernel: KeyedKernel, captured: list[KeyedKernel]) -> dict[str, Any]:
+    """Say in what a key that was not captured differs from that of the nearest kernel of the same
+    function that was.
     """
-    own = dict(kernel.parts.parts) if kernel.parts is not None else {}
-    others = [
-        dict(other.parts.parts)
-        for other in captured.kernels
-        if other.name == kernel.name and other.parts is not None
-    ]
-    differing = [
-        {
-            part: [own.get(part), other.get(part)]
-            for part in sorted(own.keys() | other)
-            if own.get(part) != other.get(part)
-        }
-        for other in others
-    ]
-    nearest = min(differing, key=len, default=None)
+    from bundler.integrations.key_comparison import nearest
+
+    found = nearest(kernel, captured)
     return {
         "key": kernel.key,
         "name": kernel.name,
-        "same function captured": len(others),
-        _DIFFERS: nearest,
+        _DIFFERS: [str(difference) for difference in found[1]] if found is not None else None,
     }
 
 
