@@ -157,9 +157,7 @@ def cost(folder: str) -> dict[str, Any]:
     ways = {LIMIT: c_loop(Path(folder), compiled, tensors), **theirs, **ours(bundle, tensors)}
     for run in ways.values():
         run()
-    samples = in_turns(
-        {name: functools.partial(_us_of, run) for name, run in ways.items()}, SAMPLES
-    )
+    samples = in_turns({name: functools.partial(us_of, run) for name, run in ways.items()}, SAMPLES)
     return {
         "samples_us": samples,
         "absent": absent,
@@ -168,8 +166,8 @@ def cost(folder: str) -> dict[str, Any]:
     }
 
 
-def _us_of(run: Callable[[], None]) -> float:
-    """Return microseconds of a launch, over some batches of them."""
+def us_of(run: Callable[[], None]) -> float:
+    """Return microseconds of a launch, over some batches of them; `run` launches one."""
     import torch
 
     spent = 0.0
