@@ -22,7 +22,7 @@ from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_plan import ProgramPlan
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays
-from tools.gpu.generated_workers import distance
+from tools.gpu.generated import distance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
