@@ -16,7 +16,6 @@ captured.  The result goes to docs/results/gpu-capture.json.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.gpu.steps import bundler_command
 from tools.shared import measurement, programs
-from tools.shared.processes import ROOT, python_path
+from tools.shared.processes import ROOT, answer
 
 if TYPE_CHECKING:
     from bundler.integrations.key_comparison import KeyedKernel
@@ -123,21 +122,15 @@ def _asked(folder: Path, only: str) -> dict[str, Any]:
     """Run the workload really, in a fresh process with a cache directory that has the captured
     kernels alone.
     """
-    result = folder / "asked.json"
     with tempfile.TemporaryDirectory(prefix="gpu-capture-cache.") as cache:
-        subprocess.run(
-            [sys.executable, "-m", "tools.gpu.capture", str(folder), only, str(result)],
-            env={**os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": cache},
-            check=True,
-            timeout=_TIMEOUT_S,
-            cwd=ROOT,
-        )
-    found: dict[str, Any] = json.loads(result.read_text())
+        words = ("tools.gpu.capture", str(folder), only)
+        variables = {"TRITON_CACHE_DIR": cache}
+        found: dict[str, Any] = answer(*words, environment=variables, timeout_s=_TIMEOUT_S)
     return found
 
 
-def run_really(folder: Path, only: str, result: Path) -> None:
-    """Restore, run the workload on the GPU, and write which keys were asked for."""
+def run_really(folder: Path, only: str) -> dict[str, Any]:
+    """Restore, run the workload on the GPU, and return which keys were asked for."""
     import torch
     from triton import knobs
 
@@ -167,7 +160,7 @@ def run_really(folder: Path, only: str, result: Path) -> None:
         misses = [
             _explained(kernel, known) for kernel in keyed(recorded.kernels) if kernel.key in missed
         ]
-    found = {
+    return {
         "device": torch.cuda.get_device_name(0),
         "asked": asked,
         "restored": len(report.restored),
@@ -175,7 +168,6 @@ def run_really(folder: Path, only: str, result: Path) -> None:
         "misses": misses,
         "operators": json.loads(operators.read_text()),
     }
-    result.write_text(json.dumps(found))
 
 
 def _explained(kernel: KeyedKernel, captured: list[KeyedKernel]) -> dict[str, Any]:
@@ -210,4 +202,4 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    run_really(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    print(json.dumps(run_really(Path(sys.argv[1]), sys.argv[2])))
