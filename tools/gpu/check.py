@@ -10,24 +10,19 @@ without a GPU, launches by us without Triton (launches.py), the time to the firs
 is wrong.  The raw result goes to docs/results/gpu-check.json, from which `python -m tools.bench
 page` makes the table in docs/benchmarks.md.
 
-Of kernels that a machine without a GPU built, this machine's JIT has to find each and compile none.
-Each bundle in `.whl/built/` of the checkout is one: `py312.tbundle` for the Python that it was
-built under.  One that is built here, in a process that sees no GPU, is added, so that the rows
-never depend on somebody's files alone.  To make the others, on any machine, under each Python:
-
-    triton-bundler build examples/kernels.py --target cuda:90 -o .whl/built/py312.tbundle
+Kernels that were built without a GPU come from a process here that sees none; this machine's JIT
+has to find each and compile none.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +30,6 @@ from tools.gpu import first_launches, launch_cost, launches, steps
 from tools.gpu.steps import Row, Step, bundler_command
 from tools.shared import example_kernels, measurement, programs
 from tools.shared.measurement import check
-from tools.shared.processes import ROOT
-
-BUILT = ROOT / ".whl" / "built"
-_NAME = re.compile(r"py(\d)(\d+)")
 
 
 def main() -> int:
@@ -71,7 +62,8 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
                 found, measured = part(functools.partial(steps.step, "check"), folder)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
-                found, measured = [broken(name, error)], {}
+                said = str(error).rstrip().splitlines()[-1]
+                found, measured = [check(name, False, f"broke off: {said}")], {}
             rows += found
             figures |= {**measured, f"{name}: seconds": time.monotonic() - started}
     return rows, figures
@@ -169,65 +161,22 @@ def run_examples() -> dict[str, Any]:
 
 
 def built(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Return a row for each bundle: how often the JIT compiled after it was restored."""
-    found = [_built_here(step, folder)]
-    for path in sorted(BUILT.glob("*.tbundle")):
-        match = _NAME.match(path.name)
-        version = (int(match[1]), int(match[2])) if match is not None else sys.version_info[:2]
-        found += _built_elsewhere(step, folder, path, version)
-    return found, {}
-
-
-def _built_here(step: Step, folder: Path) -> Row:
-    bundle = folder / "here.tbundle"
-    try:
-        built = step(folder, "built-here", str(bundle), cache=folder / "built-here-unused")
-    except RuntimeError as error:  # the bundles that came from elsewhere do not need it
-        return broken("build here, without a GPU", error)
-    return _jit_row(f"built here for {built['target']}, without a GPU", step, folder, bundle)
-
-
-def _built_elsewhere(
-    step: Step, folder: Path, path: Path, version: tuple[int, ...]
-) -> Iterator[Row]:
-    name = f"built elsewhere under Python {version[0]}.{version[1]}"
-    if version == sys.version_info[:2]:
-        yield _jit_row(name, step, folder, path)
-        return
-    plain = step(folder, "built-restore", str(path), "", cache=folder / f"built-{path.stem}-plain")
-    reasons = _reasons(plain)
-    refused = plain["usable"] == 0 and "rekey=True" in reasons
-    yield check(f"{name}: skipped, and why", refused, reasons or "nothing was skipped")
-    yield _jit_row(f"{name}, rekey=True", step, folder, path, rekey=True)
-
-
-def _jit_row(name: str, step: Step, folder: Path, bundle: Path, *, rekey: bool = False) -> Row:
-    """Restore into a new directory, and run the examples there with a ptxas that refuses to
-    assemble.
+    """Restore what a process without a GPU built into a new directory, and run the examples there
+    with a ptxas that refuses to assemble.
     """
-    what, cache = f"{name}: compiles of the JIT", folder / f"built-{bundle.stem}"
-    restored = step(folder, "built-restore", str(bundle), "rekey" if rekey else "", cache=cache)
+    bundle, cache = folder / "here.tbundle", folder / "built-here"
+    made = step(folder, "built-here", str(bundle), cache=folder / "built-here-unused")
+    what = f"built here for {made['target']}, without a GPU: compiles of the JIT"
+    restored = step(folder, "restore", str(bundle), "all", cache=cache)
     usable = restored["usable"]
     if not usable:
-        return check(what, False, f"nothing can be used here: {_reasons(restored)}")
-    try:
-        replay = step(folder, "replay", cache=cache, refuse_ptxas=True)
-    except RuntimeError as error:
-        return broken(what, error)
-    compiles, calls, hits = (replay[name] for name in ("compiles", "ptxas_calls", "hits"))
-    said = f"{compiles} compiles, {hits} hits, {calls} ptxas calls; {usable} kernels restored,"
-    said += f" {restored['rekeyed']} of them rekeyed"
+        reasons = "; ".join(sorted({reason for _, reason in restored["skipped"]}))
+        return [check(what, False, f"nothing can be used here: {reasons}")], {}
+    again = step(folder, "replay", cache=cache, refuse_ptxas=True)
+    compiles, calls, hits = (again[name] for name in ("compiles", "ptxas_calls", "hits"))
+    said = f"{compiles} compiles, {hits} hits, {calls} ptxas calls; {usable} kernels restored"
     # Every kernel that was built is one that the examples launch.
-    return check(what, compiles == calls == 0 < usable == hits, said)
-
-
-def _reasons(restored: dict[str, Any]) -> str:
-    return "; ".join(sorted({reason for _, reason in restored["skipped"]}))
-
-
-def broken(what: str, error: RuntimeError) -> Row:
-    """Return the row of what could not be looked at."""
-    return check(what, False, f"broke off: {str(error).rstrip().splitlines()[-1]}")
+    return [check(what, compiles == calls == 0 < usable == hits, said)], {}
 
 
 def build_here(output: str) -> dict[str, Any]:
@@ -242,14 +191,6 @@ def build_here(output: str) -> dict[str, Any]:
     return {"target": target}
 
 
-def restore_built(path: str, rekey: str) -> dict[str, Any]:
-    """Restore where Triton looks."""
-    import bundler
-
-    report = bundler.restore(path, rekey=bool(rekey))
-    return {"usable": report.usable, "rekeyed": len(report.rekeyed), "skipped": report.skipped}
-
-
 PARTS: dict[str, Callable[[Step, Path], tuple[list[Row], dict[str, Any]]]] = {
     "replay": replays,
     "built": built,
@@ -262,7 +203,6 @@ STEPS: dict[str, Step] = {
     "restore": restore,
     "replay": replay,
     "built-here": build_here,
-    "built-restore": restore_built,
     **launches.STEPS,
     **first_launches.STEPS,
     **launch_cost.STEPS,

@@ -56,7 +56,7 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
             taken["triton"].append(step(folder, "first-triton", cache=Path(cache)))
     samples = {name: [run["seconds"] * 1e3 for run in runs] for name, runs in taken.items()}
     limit = median(samples["bare"])
-    found, figures = [], {}
+    found = []
     for name, words_of in WORDS.items():
         ms, most = median(samples[name]), MOST.get(name)
         import_ms = median(run["import_s"] for run in taken[name] if "import_s" in run) * 1e3
@@ -64,16 +64,6 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
         said += f" (at most {most})" if most else f"; imports {import_ms:.0f} ms"
         ok = most is None or ms / limit <= most
         found.append(check(f"first launches of {KERNELS} kernels: {words_of}", ok, said))
-        figures[words_of] = {
-            "name": words_of,
-            "ours": ms,
-            "limit": limit,
-            "unit": "ms",
-            "ratio": ms / limit,
-            "target": most,
-            "samples_ms": samples[name],
-            "limit_samples_ms": samples["bare"],
-        }
     found += _facts(taken)
     phases = {
         name: [
@@ -85,7 +75,7 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     for name, runs in phases.items():
         said = ", ".join(f"{phase} {spent:.1f}" for phase, spent in medians(runs).items())
         found.append(check(f"first launches, us a kernel by phase: {name}", True, said))
-    told = {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
+    told = {"cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
     return found, {"first": told}
 
 
