@@ -45,8 +45,6 @@ def main() -> int:
     options = programs.arguments(
         __doc__,
         only=("liger,fla,varlen", "groups of operators: liger, fla, varlen, wide"),
-        target=("cuda:90", "what to capture for"),
-        jobs=(str, "kernels compiled at a time; one a core without it"),
         keep=(Path, "directory that keeps the captured bundle, and has it used again"),
         results=(measurement.RESULTS, "where gpu-capture.json goes"),
         check=(False, f"exit status 1 below {LEAST_PERCENT} %%"),
@@ -54,16 +52,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-capture.") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        result = compare(folder, options.only, options.target, options.jobs)
+        result = compare(folder, options.only)
     for check, found in _lines(result):
         print(f"{check:<40}  {found}")
     print(f"\nwritten to {measurement.save('gpu-capture', result, options.results)}")
     return 1 if options.check and result["percent"] < LEAST_PERCENT else 0
 
 
-def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+def compare(folder: Path, only: str) -> dict[str, Any]:
     """Run both processes; returns the result."""
-    captured = _captured(folder, only, target, jobs)
+    captured = _captured(folder, only)
     asked = _asked(folder, only)
     keys = {item["key"]: item for item in asked["asked"]}
     hits = sum(item["hit"] for item in keys.values())
@@ -84,7 +82,7 @@ def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str,
     }
 
 
-def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+def _captured(folder: Path, only: str) -> dict[str, Any]:
     """Capture without a GPU, unless the folder has the bundle already; returns what the command
     reported.
     """
@@ -92,9 +90,8 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
     if not (bundle.is_file() and report.is_file()):
         started = time.perf_counter()
         operators = folder / "captured-operators.json"
-        limit = ["--jobs", jobs] if jobs else []
         program = (sys.executable, WORKLOAD, "--only", only, "--seen", operators)
-        words = ("-o", bundle, "--target", target, "--json", *limit, "--", *program)
+        words = ("-o", bundle, "--target", "cuda:90", "--json", "--", *program)
         done = bundler_command(
             "capture", *words, stdout=subprocess.PIPE, check=False, timeout=_TIMEOUT_S
         )

@@ -2,15 +2,15 @@
 """Measures on a machine with a GPU what the first calls of a process cost with our launcher for
 Triton, and prints a table.
 
-    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
+    python -m tools.gpu launcher [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
 
 It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every
 workload; fresh ones, each with an empty cache directory and trust in kernels alone, restore it in a
 session and make the first calls: with our launcher, with Triton's, and, for comparison, without us
 from the warm directory.  A wrapper around gcc counts its runs.  Then every case of the GPU check is
 launched with both launchers and compared bit for bit, and one launch by each is timed in one
-process.  Exit status 1 when a result differs or gcc ran with ours, with `--check` also when a
-target is missed.  The raw result goes to docs/results/gpu-launcher.json.
+process.  Exit status 1 when a result differs, gcc ran with ours, or a target is missed.  The raw
+result goes to docs/results/gpu-launcher.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from tools.gpu import cases, client_workloads, launches, steps
 from tools.gpu.steps import Row
 from tools.shared import measurement, programs
-from tools.shared.measurement import median, ratios
+from tools.shared.measurement import check, median, ratios
 
 _MODULE = "tools.gpu.launcher"
 # First calls with our launcher may take this many times those from the warm directory, and a launch
@@ -49,7 +49,6 @@ def main() -> int:
     """Run everything, print the table, write the result."""
     options = programs.arguments(
         __doc__,
-        check=(False, "exit 1 also when a target is missed"),
         rounds=(3, "fresh processes a way and workload"),
         only=(",".join(WORKLOADS), f"workloads, of {', '.join(WORKLOADS)}"),
         captures=(Path, "where captured bundles are, and stay, for other programs"),
@@ -59,7 +58,7 @@ def main() -> int:
         captures = options.captures or Path(folder) / "captures"
         rows = _all_rows(Path(folder), options.rounds, options.only.split(","), captures)
         found = steps.told("gpu-launcher", rows, options.results)
-    return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in found) else 1
+    return 0 if all(row["ok"] for row in found) else 1
 
 
 def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[Row]:
@@ -70,7 +69,7 @@ def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) ->
         if recorded.get("error"):
             # What is not installed is no fault; what is, and cannot be recorded, is one.
             absent = recorded["error"].startswith("ModuleNotFoundError")
-            yield _row(f"{name}: recorded", ok=absent, found=recorded["error"], recorded=recorded)
+            yield check(f"{name}: recorded", absent, recorded["error"], recorded=recorded)
             continue
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
@@ -79,10 +78,6 @@ def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) ->
         yield from _workload_rows(name, recorded, runs)
     yield _cases_row(folder)
     yield _cost_row(_process(folder, "cost"))
-
-
-def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> Row:
-    return measurement.check(check, ok, found if kept else f"MISSED: {found}", kept=kept, **facts)
 
 
 def _workload_rows(
@@ -94,20 +89,21 @@ def _workload_rows(
     }
     if any(errors.values()):
         for way, error in errors.items():
-            found = error or "fine"
-            yield _row(f"{name}: {WAYS[way]}", ok=not error, found=found, runs=runs[way])
+            yield check(f"{name}: {WAYS[way]}", not error, error or "fine", runs=runs[way])
         return
     first = {way: median(run["first_ms"] for run in done) for way, done in runs.items()}
     for way, done in runs.items():
         same = all(run["numbers"] == recorded["numbers"] for run in done)
         builds, begun = max(r["compiler_runs"] for r in done), median(r["begun_ms"] for r in done)
-        ratio, is_ours = first[way] / first["warm"], way == "ours"
-        limit = f" (at most {MOST_FIRST})" if is_ours else ""
-        yield _row(
+        ratio, limit = first[way] / first["warm"], ""
+        ok = same
+        if way == "ours":
+            limit = f" (at most {MOST_FIRST})"
+            ok = same and not builds and ratio <= MOST_FIRST
+        yield check(
             f"{name}: {WAYS[way]}",
-            ok=same and not (is_ours and builds),
-            kept=not is_ours or ratio <= MOST_FIRST,
-            found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory{limit};"
+            ok,
+            f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory{limit};"
             f" {builds} runs of gcc; session began in {begun:.0f} ms;"
             f" {'the same numbers' if same else 'OTHER NUMBERS'} {done[0]['launchers']}",
             ratio=ratio,
@@ -119,7 +115,7 @@ def _cases_row(folder: Path) -> Row:
     name = "launch cases, both launchers"
     theirs, ours = _process(folder, "cases", "triton"), _process(folder, "cases", "ours")
     if theirs.get("error") or ours.get("error"):
-        return _row(name, ok=False, found=f"{theirs.get('error')}; {ours.get('error')}")
+        return check(name, False, f"{theirs.get('error')}; {ours.get('error')}")
     numbers, launchers = theirs["numbers"], ours["launchers"]
     different = [case for case, digest in numbers.items() if ours["numbers"].get(case) != digest]
     same = not different and theirs["refused"] == ours["refused"]
@@ -127,17 +123,17 @@ def _cases_row(folder: Path) -> Row:
     found = f"different: {different}; {launchers}"
     if same:
         found = f"{len(numbers)} cases, the same bits"
-    return _row(name, ok=same, theirs=theirs, ours=ours, found=found)
+    return check(name, same, found, theirs=theirs, ours=ours)
 
 
 def _cost_row(done: dict[str, Any]) -> Row:
     if done.get("error"):
-        return _row("one launch", ok=False, found=done["error"])
+        return check("one launch", False, done["error"])
     ours, theirs = done["ours_us"], done["triton_us"]
     ratio = median(ratios(ours, theirs))
     found = f"{median(ours):.2f} us, Triton's {median(theirs):.2f} us: {ratio:.2f} x"
-    facts = {"kept": ratio <= MOST_LAUNCH, "found": f"{found} (at most {MOST_LAUNCH})", **done}
-    return _row("one launch, our launcher", ok=True, ratio=ratio, **facts)
+    found += f" (at most {MOST_LAUNCH})"
+    return check("one launch, our launcher", ratio <= MOST_LAUNCH, found, ratio=ratio, **done)
 
 
 def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
