@@ -83,15 +83,6 @@ def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
     return [*_counting_rows(raw), *untouched, *times]
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two texts of `describe` are of one config: the order of its parameters does not
-    count.
-    """
-    return [sorted(word.split(",")) for word in one.split(" ")] == [
-        sorted(word.split(",")) for word in other.split(" ")
-    ]
-
-
 # --------------------------------------------------------------------------------------------- Rows
 
 
@@ -112,7 +103,7 @@ def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
             name = f"{words}: benchmark launches by {counter}"
             found.append(row(name, extra, "", most=0, peer=peer))
         equal = sum(plain["digests"][name] == digest for name, digest in digests.items())
-        agreed = sum(same(plain["chosen"][name], config) for name, config in chosen.items())
+        agreed = sum(plain["chosen"][name] == config for name, config in chosen.items())
         for what, figure, all_of in (
             ("results equal bit for bit", equal, len(digests)),
             ("the recorded winners", agreed, len(chosen)),
@@ -147,7 +138,7 @@ def _winner_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for name, times in raw["exhaustive"]["times_ms"].items():
         best = min(times, key=lambda config: median(times[config]))
-        won = next(config for config in times if same(config, raw["tuned"]["chosen"][name]))
+        won = raw["tuned"]["chosen"][name]
         # Side by side in each round, since clocks drift from one round to the next.
         behind = median(ratios(times[won], times[best]))
         what = f"{name}: time of the winner by that of the best of {len(times)}"
