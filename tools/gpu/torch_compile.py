@@ -160,7 +160,6 @@ class Phase:
             "ptxas": len(ptxas.read_text().splitlines()),
             "compiles": len(log.read_text().splitlines()),
             "compiles_in_parent": len(parent),
-            "compiled": sorted({line.split()[1] for line in log.read_text().splitlines()})[:40],
             "stderr": errors[-2000:],
         }
 
@@ -233,15 +232,11 @@ def line(sample: _Sample) -> str:
     """Return one sample as a line."""
     name = f"{sample['mode']:<13} {sample['variant']:<13} {sample['round']}"
     if "error" in sample:
-        return (
-            f"{name}  FAILED:"
-            f" {sample['error'].strip().splitlines()[-1] if sample['error'].strip() else 'no output'}"
-        )
+        return f"{name}  FAILED: {(sample['error'].strip().splitlines() or ['no output'])[-1]}"
     return (
-        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s  compiles"
-        f" {sample['compiles_in_parent']:4d} +"
-        f" {sample['compiles'] - sample['compiles_in_parent']:4d}  ptxas {sample['ptxas']:4d}  loss"
-        f" {sample['losses'][-1]}"
+        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s "
+        f" {sample['compiles']} compiles, {sample['compiles_in_parent']} of them in the process "
+        f" ptxas {sample['ptxas']}  loss {sample['losses'][-1]}"
     )
 
 

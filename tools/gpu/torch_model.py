@@ -180,28 +180,16 @@ def _prepare(options: argparse.Namespace) -> Callable[[], str]:
     return step
 
 
-def _load(options: argparse.Namespace) -> dict[str, Any]:
+def _load(options: argparse.Namespace) -> str:
+    """Load what an earlier process saved; returns what was loaded, in words."""
     if options.load_torch is not None:
         info = torch.compiler.load_cache_artifacts(options.load_torch.read_bytes())
-        return {
-            "artifacts": {kind: len(keys) for kind, keys in info.artifacts.items()}
-            if info is not None
-            else None
-        }
+        return repr(info and {kind: len(keys) for kind, keys in info.artifacts.items()})
     if options.load_ours is not None:
         from bundler.integrations import inductor
 
-        report = inductor.load(options.load_ours, trust="code")
-        return {
-            "kernels": report.usable,
-            "companions": len(report.companions),
-            "files": report.files,
-            "bytes": report.bytes,
-            "restore_s": report.seconds,
-            "skipped": report.skipped,
-            "unchecked": report.unchecked,
-        }
-    return {}
+        return repr(inductor.load(options.load_ours, trust="code"))
+    return ""
 
 
 def _save(folder: Path) -> dict[str, Any]:
@@ -215,11 +203,7 @@ def _save(folder: Path) -> dict[str, Any]:
         found[name] = {
             "seconds": time.monotonic() - started,
             "bytes": path.stat().st_size,
-            "kernels": len(bundle.kernels),
-            "opaque": len(bundle.opaque),
-            "tuning_files": len(bundle.tuning_files),
-            "helpers": len(bundle.helpers),
-            "opaque_bytes": sum(entry.artifact.size for entry in bundle.opaque),
+            "bundle": repr(bundle),
             "left_out": bundle.left_out,
         }
     started = time.monotonic()
