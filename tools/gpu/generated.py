@@ -215,12 +215,14 @@ KINDS = (
 
 def main() -> int:
     """Run every kind, print the table, write the result."""
-    options = programs.arguments(
+    parser = programs.parser(
         __doc__,
         device=("cuda", "cpu compares in Triton's interpreter, and times nothing"),
-        only=([kind.name for kind in KINDS], "names of kinds"),
         results=(measurement.RESULTS, "where gpu-generated.json goes"),
     )
+    names = [kind.name for kind in KINDS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="KIND")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-generated.") as folder:
         os.environ |= {
             "TORCHINDUCTOR_CACHE_DIR": folder,

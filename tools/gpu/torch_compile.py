@@ -43,9 +43,8 @@ _MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
 
 def main() -> int:
     """Take the samples that are missing, print the table, write the result."""
-    options = programs.arguments(
+    parser = programs.parser(
         __doc__,
-        phase=([*MODES], "torch.compile's modes"),
         rounds=(3, "samples of each variant but cold"),
         # named, to go on with
         work=(Path("/tmp/gpu-torch-compile"), "where samples and bundles are kept"),  # noqa: S108
@@ -53,6 +52,9 @@ def main() -> int:
         small=(False, "a small model, to try this program without a GPU"),
         results=(measurement.RESULTS, "where the result goes"),
     )
+    about = "torch.compile's modes"
+    parser.add_argument("--phase", nargs="+", choices=MODES, default=[*MODES], help=about)
+    options = parser.parse_args()
     for mode in options.phase:
         Phase(options, mode).run()
     return write(options.work / "samples", options.results)
