@@ -50,7 +50,7 @@ def table(folder, **changed):
             }
             sample |= changed if variant == "ours" else {}
             (samples / f"max-autotune.{variant}.{number}.json").write_text(json.dumps(sample))
-    status = torch_compile.write([samples], folder)
+    status = torch_compile.write(samples, folder)
     result = json.loads((folder / "gpu-torch-compile.json").read_text())
     assert len(result["samples"]) == 3 * len(SECONDS)
     return status, {row["work"]: row for row in result["rows"]}

@@ -255,7 +255,7 @@ def _outcome(kernel, driver, args, keywords):
 WATCHED = """
 import json, sys
 from bundler.runtime import DryDriver, load
-from tools.gpu.launch_profile import Vector, watch
+from tools.gpu.first_launches import Vector, watch
 driver = DryDriver("cuda")
 profile = watch(driver)
 x = Vector(1 << 40)

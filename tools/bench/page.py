@@ -21,7 +21,7 @@ from tools.bench.tables import of_steps
 from tools.clients import table as clients_table
 from tools.codegen import bench_rows, mission, random_graphs
 from tools.shared import measurement, programs
-from tools.shared.measurement import median, shown, table, verdict
+from tools.shared.measurement import median, shown, table
 from tools.shared.processes import ROOT
 
 Result = dict[str, Any]
@@ -63,11 +63,6 @@ in torch's workers, counted by `put_group` and by a wrapper for ptxas.
 AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tuned from cold, bundled; then a new process with empty directories and a ptxas
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
-GENERATED = """`python -m tools.gpu generated`. Kernels of the recorded transformer, and of 60 small functions, by `load_generated` and by Inductor
-itself, with the config that Inductor chose. A time is the median of 25 pairs taken in turns: of the GPU, replays of a CUDA graph of
-up to 200 launches; of the host, 100 calls. A module's figure is the geometric mean over its kernels. Random numbers are compared with
-Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
-"""
 MANY_CORES = """The same program on a machine with {machine[cores]} cores; {rounds} rounds.
 """
 SIZES = """At the default level. The launch set is what a hit needs. The real caches are those of the corpus.
@@ -76,7 +71,6 @@ MEMORY = """Peak of a process that does nothing but restore, above an interprete
 """
 STAGES = """Where the workers' time goes, all {kernels} kernels together, by stage of Triton's compiler:
 """
-SIDES = ("GPU", "host")
 STEPS = {
     "restore": (
         "A restore of everything, step by step, each alone and in one thread. The reader is one"
@@ -215,23 +209,6 @@ def _plain(title: str, about: str) -> Section:
     return lambda result: f"## {title}\n\n{about}\n{_beside(result['rows'])}"
 
 
-def gpu_generated(result: Result) -> str:
-    """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the
-    ratios of each module.
-    """
-    ratios: dict[str, dict[str, Result]] = {}
-    for line in result["rows"]:
-        if "module" in line:
-            ratios.setdefault(line["module"], {})[line["work"].rpartition(" ")[2]] = line
-    rows = [
-        [name, *(f"{verdict(one[side])}: {one[side]['peer'].partition(';')[0]}" for side in SIDES)]
-        for name, one in ratios.items()
-    ]
-    counts = _beside([line for line in result["rows"] if "module" not in line])
-    head = f"## Generated modules on a GPU\n\n{GENERATED}\n"
-    return f"{head}{counts}\n{table(['module', *SIDES], rows)}"
-
-
 def _beside(rows: list[Result]) -> str:
     return tables.of_rows(rows, work="what", figure="figure", peer="beside it", target="target")
 
@@ -253,7 +230,6 @@ SECTIONS: tuple[tuple[str, Section], ...] = (
     ("gpu-slim", _checks("On a GPU, without a C compiler", "slim")),
     ("gpu-torch-compile", _plain("torch.compile on a GPU", TORCH_COMPILE)),
     ("gpu-autotune", _plain("Tuned kernels on a GPU", AUTOTUNE)),
-    ("gpu-generated", gpu_generated),
     ("codegen-bench", bench_rows.section),
     ("codegen-mission", mission.section),
     ("codegen-random", random_graphs.section),

@@ -40,7 +40,7 @@ from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep,
 from tools.codegen.bench_rows import OURS, THEIRS
 from tools.codegen.compared_graphs import GRAPHS, filled
 from tools.codegen.counts import CALLED
-from tools.gpu.generated_workers import distance
+from tools.gpu.generated import distance
 
 Found = dict[str, Any]
 # Between these two, with the first compile of each side, generation is timed again.

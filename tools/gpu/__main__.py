@@ -38,8 +38,8 @@ PROGRAMS = {
         " bundle"
     ),
     "generated": (
-        "kernels that Inductor generated, loaded by load_generated: numbers and times beside"
-        " Inductor's own launches"
+        "kernels that Inductor generated, loaded by load_generated: bits, and times of the host,"
+        " beside Inductor's own launches"
     ),
     "torch-compile": "a transformer through torch.compile, from caches of each kind",
 }

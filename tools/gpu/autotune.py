@@ -2,15 +2,14 @@
 """Tunes five kinds of kernels from cold, and shows that the next process needs neither compiler nor
 benchmark.
 
-    python -m tools.gpu autotune [--results DIR] [--again FILE]
+    python -m tools.gpu autotune [--results DIR]
 
 It needs torch, Triton and a GPU, and runs from the checkout.  Each step runs in a process of its
 own: tuned with empty directories under a recording; then called from the bundle alone, and from a
 restored directory, with empty directories and a ptxas that refuses; beside it `@triton.autotune`,
 with and without its disk cache.  Compiles are counted by Triton's listener and by the ptxas
 wrapper, launches by Triton's launch hook and by torch's profiler.  Exit status 1 when any row is
-wrong.  The raw result goes to docs/results/gpu-autotune.json; `--again` makes the rows of a raw
-result anew, without a GPU.
+wrong.  The raw result goes to docs/results/gpu-autotune.json.
 """
 
 from __future__ import annotations
@@ -25,31 +24,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import steps
+from tools.gpu import launch_cost, steps
 from tools.shared import measurement, programs
 from tools.shared.measurement import in_turns, median, ratios, row
 
 ROUNDS = 5
 MOST_BEHIND = 1.03
 MOST_COST = 1.1
-BATCH, BATCHES, SAMPLES = 400, 6, 9
+SAMPLES = 9
 
 
 def main() -> int:
     """Run every step, print the table, write the result."""
     if programs.run_step(STEPS):
         return 0
-    options = programs.arguments(
-        __doc__,
-        results=(measurement.RESULTS, "where gpu-autotune.json goes"),
-        again=(Path, "make the rows of an earlier result again"),
-    )
-    if options.again is not None:
-        result = json.loads(options.again.read_text())
-    else:
-        with tempfile.TemporaryDirectory(prefix="gpu-autotune.") as folder:
-            result = {"raw": run_all(Path(folder))}
-    result["rows"] = rows_of(result["raw"])
+    about = "where gpu-autotune.json goes"
+    options = programs.arguments(__doc__, results=(measurement.RESULTS, about))
+    with tempfile.TemporaryDirectory(prefix="gpu-autotune.") as folder:
+        raw = run_all(Path(folder))
+    result = {"raw": raw, "rows": rows_of(raw)}
     return 1 if measurement.report("gpu-autotune", result, options.results) else 0
 
 
@@ -90,15 +83,6 @@ def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
     return [*_counting_rows(raw), *untouched, *times]
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two texts of `describe` are of one config: the order of its parameters does not
-    count.
-    """
-    return [sorted(word.split(",")) for word in one.split(" ")] == [
-        sorted(word.split(",")) for word in other.split(" ")
-    ]
-
-
 # --------------------------------------------------------------------------------------------- Rows
 
 
@@ -119,7 +103,7 @@ def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
             name = f"{words}: benchmark launches by {counter}"
             found.append(row(name, extra, "", most=0, peer=peer))
         equal = sum(plain["digests"][name] == digest for name, digest in digests.items())
-        agreed = sum(same(plain["chosen"][name], config) for name, config in chosen.items())
+        agreed = sum(plain["chosen"][name] == config for name, config in chosen.items())
         for what, figure, all_of in (
             ("results equal bit for bit", equal, len(digests)),
             ("the recorded winners", agreed, len(chosen)),
@@ -154,7 +138,7 @@ def _winner_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for name, times in raw["exhaustive"]["times_ms"].items():
         best = min(times, key=lambda config: median(times[config]))
-        won = next(config for config in times if same(config, raw["tuned"]["chosen"][name]))
+        won = raw["tuned"]["chosen"][name]
         # Side by side in each round, since clocks drift from one round to the next.
         behind = median(ratios(times[won], times[best]))
         what = f"{name}: time of the winner by that of the best of {len(times)}"
@@ -394,23 +378,16 @@ def cost(bundle: str) -> dict[str, Any]:
     }
     for launch in ways.values():
         launch()
-    timed = {name: functools.partial(_us_of, launch) for name, launch in ways.items()}
-    return {"samples_us": in_turns(timed, SAMPLES)}
 
-
-def _us_of(launch: Callable[[], None]) -> float:
-    """Return microseconds of a launch, over some batches of them."""
-    import torch
-
-    spent = 0.0
-    for _ in range(BATCHES):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(BATCH):
+    def batch(launch: Callable[[], None]) -> None:
+        for _ in range(launch_cost.BATCH):
             launch()
-        spent += time.perf_counter() - started
-    torch.cuda.synchronize()
-    return spent / (BATCH * BATCHES) * 1e6
+
+    timed = {
+        name: functools.partial(launch_cost.us_of, functools.partial(batch, launch))
+        for name, launch in ways.items()
+    }
+    return {"samples_us": in_turns(timed, SAMPLES)}
 
 
 def untouched() -> dict[str, Any]:

@@ -16,25 +16,27 @@ captured.  The result goes to docs/results/gpu-capture.json.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tools.gpu.steps import bundler_command
 from tools.shared import measurement, programs
-from tools.shared.processes import ROOT, python_path
+from tools.shared.processes import ROOT, answer
+
+if TYPE_CHECKING:
+    from bundler.integrations.key_comparison import KeyedKernel
 
 WORKLOAD = ROOT / "tools" / "gpu" / "library_calls.py"
 LIBRARIES = ("torch", "triton", "fla-core", "liger-kernel", "einops")
 # Of the keys that are asked for, so many must have been captured.
 LEAST_PERCENT = 95.0
 _TIMEOUT_S = 3600
-_DIFFERS = "differs (asked, nearest captured)"
+_DIFFERS = "differs from the nearest captured"
 _TOLD = ("target", "device", "launches", "functions", "guesses", "unanswered", "failures")
 
 
@@ -43,8 +45,6 @@ def main() -> int:
     options = programs.arguments(
         __doc__,
         only=("liger,fla,varlen", "groups of operators: liger, fla, varlen, wide"),
-        target=("cuda:90", "what to capture for"),
-        jobs=(str, "kernels compiled at a time; one a core without it"),
         keep=(Path, "directory that keeps the captured bundle, and has it used again"),
         results=(measurement.RESULTS, "where gpu-capture.json goes"),
         check=(False, f"exit status 1 below {LEAST_PERCENT} %%"),
@@ -52,16 +52,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-capture.") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        result = compare(folder, options.only, options.target, options.jobs)
+        result = compare(folder, options.only)
     for check, found in _lines(result):
         print(f"{check:<40}  {found}")
     print(f"\nwritten to {measurement.save('gpu-capture', result, options.results)}")
     return 1 if options.check and result["percent"] < LEAST_PERCENT else 0
 
 
-def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+def compare(folder: Path, only: str) -> dict[str, Any]:
     """Run both processes; returns the result."""
-    captured = _captured(folder, only, target, jobs)
+    captured = _captured(folder, only)
     asked = _asked(folder, only)
     keys = {item["key"]: item for item in asked["asked"]}
     hits = sum(item["hit"] for item in keys.values())
@@ -82,7 +82,7 @@ def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str,
     }
 
 
-def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+def _captured(folder: Path, only: str) -> dict[str, Any]:
     """Capture without a GPU, unless the folder has the bundle already; returns what the command
     reported.
     """
@@ -90,9 +90,8 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
     if not (bundle.is_file() and report.is_file()):
         started = time.perf_counter()
         operators = folder / "captured-operators.json"
-        limit = ["--jobs", jobs] if jobs else []
         program = (sys.executable, WORKLOAD, "--only", only, "--seen", operators)
-        words = ("-o", bundle, "--target", target, "--json", *limit, "--", *program)
+        words = ("-o", bundle, "--target", "cuda:90", "--json", "--", *program)
         done = bundler_command(
             "capture", *words, stdout=subprocess.PIPE, check=False, timeout=_TIMEOUT_S
         )
@@ -120,25 +119,20 @@ def _asked(folder: Path, only: str) -> dict[str, Any]:
     """Run the workload really, in a fresh process with a cache directory that has the captured
     kernels alone.
     """
-    result = folder / "asked.json"
     with tempfile.TemporaryDirectory(prefix="gpu-capture-cache.") as cache:
-        subprocess.run(
-            [sys.executable, "-m", "tools.gpu.capture", str(folder), only, str(result)],
-            env={**os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": cache},
-            check=True,
-            timeout=_TIMEOUT_S,
-            cwd=ROOT,
-        )
-    found: dict[str, Any] = json.loads(result.read_text())
+        words = ("tools.gpu.capture", str(folder), only)
+        variables = {"TRITON_CACHE_DIR": cache}
+        found: dict[str, Any] = answer(*words, environment=variables, timeout_s=_TIMEOUT_S)
     return found
 
 
-def run_really(folder: Path, only: str, result: Path) -> None:
-    """Restore, run the workload on the GPU, and write which keys were asked for."""
+def run_really(folder: Path, only: str) -> dict[str, Any]:
+    """Restore, run the workload on the GPU, and return which keys were asked for."""
     import torch
     from triton import knobs
 
     import bundler
+    from bundler.integrations.key_comparison import keyed
     from bundler.toolchain.events import kernel_key
     from tools.gpu import library_calls
 
@@ -159,10 +153,11 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     seconds = time.perf_counter() - started
     with captured, recording.collect("launch") as recorded:
         missed = {item["key"] for item in asked if not item["hit"]}
+        known = [*keyed(captured.kernels)]
         misses = [
-            _explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed
+            _explained(kernel, known) for kernel in keyed(recorded.kernels) if kernel.key in missed
         ]
-    found = {
+    return {
         "device": torch.cuda.get_device_name(0),
         "asked": asked,
         "restored": len(report.restored),
@@ -170,33 +165,19 @@ def run_really(folder: Path, only: str, result: Path) -> None:
         "misses": misses,
         "operators": json.loads(operators.read_text()),
     }
-    result.write_text(json.dumps(found))
 
 
-def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
-    """Say which parts of a key that was not captured differ from those of the nearest kernel of the
-    same function that was.
+def _explained(kernel: KeyedKernel, captured: list[KeyedKernel]) -> dict[str, Any]:
+    """Say in what a key that was not captured differs from that of the nearest kernel of the same
+    function that was.
     """
-    own = dict(kernel.parts.parts) if kernel.parts is not None else {}
-    others = [
-        dict(other.parts.parts)
-        for other in captured.kernels
-        if other.name == kernel.name and other.parts is not None
-    ]
-    differing = [
-        {
-            part: [own.get(part), other.get(part)]
-            for part in sorted(own.keys() | other)
-            if own.get(part) != other.get(part)
-        }
-        for other in others
-    ]
-    nearest = min(differing, key=len, default=None)
+    from bundler.integrations.key_comparison import nearest
+
+    found = nearest(kernel, captured)
     return {
         "key": kernel.key,
         "name": kernel.name,
-        "same function captured": len(others),
-        _DIFFERS: nearest,
+        _DIFFERS: [str(difference) for difference in found[1]] if found is not None else None,
     }
 
 
@@ -218,4 +199,4 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    run_really(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    print(json.dumps(run_really(Path(sys.argv[1]), sys.argv[2])))

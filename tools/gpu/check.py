@@ -5,10 +5,13 @@
 
 It needs torch, Triton and a GPU, and runs from the checkout.  Each row runs in processes of its own
 with empty cache directories: kernels recorded and replayed by Triton, kernels that were built
-without a GPU (built_kernels.py), launches by us without Triton (launches.py), the time to the first
-launches (first_launches.py), and what a launch costs the CPU (launch_cost.py).  Exit status 1 when
-any row is wrong.  The raw result goes to docs/results/gpu-check.json, from which `python -m
-tools.bench page` makes the table in docs/benchmarks.md.
+without a GPU, launches by us without Triton (launches.py), the time to the first launches
+(first_launches.py), and what a launch costs the CPU (launch_cost.py).  Exit status 1 when any row
+is wrong.  The raw result goes to docs/results/gpu-check.json, from which `python -m tools.bench
+page` makes the table in docs/benchmarks.md.
+
+Kernels that were built without a GPU come from a process here that sees none; this machine's JIT
+has to find each and compile none.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import built_kernels, first_launches, launch_cost, launches, steps
-from tools.gpu.steps import Row, Step
+from tools.gpu import first_launches, launch_cost, launches, steps
+from tools.gpu.steps import Row, Step, bundler_command
 from tools.shared import example_kernels, measurement, programs
 from tools.shared.measurement import check
 
@@ -59,7 +62,8 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
                 found, measured = part(functools.partial(steps.step, "check"), folder)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
-                found, measured = [built_kernels.broken(name, error)], {}
+                said = str(error).rstrip().splitlines()[-1]
+                found, measured = [check(name, False, f"broke off: {said}")], {}
             rows += found
             figures |= {**measured, f"{name}: seconds": time.monotonic() - started}
     return rows, figures
@@ -156,9 +160,40 @@ def run_examples() -> dict[str, Any]:
     return {"numbers": numbers, "run_s": time.monotonic() - started}
 
 
+def built(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Restore what a process without a GPU built into a new directory, and run the examples there
+    with a ptxas that refuses to assemble.
+    """
+    bundle, cache = folder / "here.tbundle", folder / "built-here"
+    made = step(folder, "built-here", str(bundle), cache=folder / "built-here-unused")
+    what = f"built here for {made['target']}, without a GPU: compiles of the JIT"
+    restored = step(folder, "restore", str(bundle), "all", cache=cache)
+    usable = restored["usable"]
+    if not usable:
+        reasons = "; ".join(sorted({reason for _, reason in restored["skipped"]}))
+        return [check(what, False, f"nothing can be used here: {reasons}")], {}
+    again = step(folder, "replay", cache=cache, refuse_ptxas=True)
+    compiles, calls, hits = (again[name] for name in ("compiles", "ptxas_calls", "hits"))
+    said = f"{compiles} compiles, {hits} hits, {calls} ptxas calls; {usable} kernels restored"
+    # Every kernel that was built is one that the examples launch.
+    return [check(what, compiles == calls == 0 < usable == hits, said)], {}
+
+
+def build_here(output: str) -> dict[str, Any]:
+    """Build the examples for this machine's GPU in a process that cannot see it."""
+    from bundler.toolchain.targets import visible_targets
+
+    target = str((visible_targets() or ())[0])
+    words = ("build", "examples/kernels.py", "--target", target, "-o", output)
+    done = bundler_command(*words, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"build failed: {done.stderr or done.stdout}")
+    return {"target": target}
+
+
 PARTS: dict[str, Callable[[Step, Path], tuple[list[Row], dict[str, Any]]]] = {
     "replay": replays,
-    "built": built_kernels.rows,
+    "built": built,
     "launch": launches.rows,
     "first": first_launches.rows,
     "cost": launch_cost.rows,
@@ -167,7 +202,7 @@ STEPS: dict[str, Step] = {
     "record": record,
     "restore": restore,
     "replay": replay,
-    **built_kernels.STEPS,
+    "built-here": build_here,
     **launches.STEPS,
     **first_launches.STEPS,
     **launch_cost.STEPS,

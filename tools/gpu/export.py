@@ -3,12 +3,10 @@
 
     python -m tools.gpu export [--results DIR] [--programs DIR]
     python -m tools.gpu export --prepare DIR [--arch 90]
-    python -m tools.gpu export --driver LIBRARY --programs DIR [--results DIR]
 
 The first form needs torch, Triton, a GPU and g++.  Where the GPU's machine has no g++, `--prepare`
 writes exports and programs on another machine, for an architecture, without a GPU, and `--programs`
-runs those.  `--driver` runs the programs over another library in libcuda's place, without a GPU,
-and leaves the rows of the profiler out.  Exit status 1 when any row is wrong; the result goes to
+runs those.  Exit status 1 when any row is wrong; the result goes to
 docs/results/gpu-export.json.
 """
 
@@ -24,7 +22,7 @@ from typing import Any
 
 from tools.shared import measurement, programs
 from tools.shared.measurement import row
-from tools.shared.processes import ROOT
+from tools.shared.processes import ROOT, captured
 
 EXAMPLE = ROOT / "examples" / "exported_kernel.cpp"
 # Elements; all divisible by 16, as the exported binary takes for granted.  The first is less than a
@@ -45,7 +43,6 @@ def main() -> int:
         results=(measurement.RESULTS, "where gpu-export.json goes"),
         prepare=(Path, "write exports and programs there, and end"),
         programs=(Path, "what --prepare wrote; else it is made now"),
-        driver=(str, "in place of libcuda.so.1"),
         arch=("90", "that --prepare compiles for"),
     )
     if options.prepare is not None:
@@ -55,9 +52,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-export.") as folder:
         if options.programs is None:
             prepare(Path(folder), None)
-        rows = program_rows(options.programs or Path(folder), options.driver)
-        if options.driver is None:
-            rows += profiler_rows(Path(folder))
+        rows = [*program_rows(options.programs or Path(folder)), *profiler_rows(Path(folder))]
     return 1 if measurement.report("gpu-export", {"rows": rows}, options.results) else 0
 
 
@@ -103,17 +98,13 @@ def prepare(folder: Path, arch: str | None) -> None:
         subprocess.run(command, check=True, timeout=_TIMEOUT_S)
 
 
-def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
+def program_rows(programs: Path) -> list[dict[str, Any]]:
     """Run each program with each size."""
     rows = []
     for name in CASES:
         place = programs / name.replace(" ", "-")
         for size in SIZES:
-            words: list[str | Path] = [place / "program", place, str(size)]
-            words += [driver] if driver else []
-            done = subprocess.run(
-                words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
-            )
+            done = captured(place / "program", place, size, timeout=_TIMEOUT_S)
             said = done.stdout.splitlines()
             expected = [f"grid {-(-size // BLOCK)} 1 1", f"0 of {size} wrong"]
             right = done.returncode == 0 and said[:2] == expected

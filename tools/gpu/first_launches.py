@@ -2,13 +2,14 @@
 """How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a
 bare loop.
 
-`check.py` calls `rows`.  Further processes run under clocks: the result says what each phase of
-ours and each call of the driver took.
+`check.py` calls `rows`.  Further processes run under clocks, which `watch` puts around our functions
+and the driver's: the result says what each phase of ours and each call of the driver took.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import sys
@@ -18,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu import launches
-from tools.gpu.launch_profile import BLOCK, GRID, KERNELS, SIZE, Profile, Vector, watch
 from tools.gpu.steps import Row, Step
 from tools.shared.measurement import check, median, medians
 
+KERNELS, SIZE, BLOCK = 150, 1024, 256
+GRID = (SIZE // BLOCK, 1, 1)
+# What the extension calls itself is part of the launch; the rest of the driver is called from
+# Python.
+IN_ONE_CALL = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
+DRIVER_CALLS = (*IN_ONE_CALL, "cuFuncSetAttribute", "cuFuncSetCacheConfig")
 ROUNDS = 5
 PROFILED_ROUNDS = 3
 # Ours may take this many times what the bare loop takes, by launch path.
@@ -50,7 +56,7 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
             taken["triton"].append(step(folder, "first-triton", cache=Path(cache)))
     samples = {name: [run["seconds"] * 1e3 for run in runs] for name, runs in taken.items()}
     limit = median(samples["bare"])
-    found, figures = [], {}
+    found = []
     for name, words_of in WORDS.items():
         ms, most = median(samples[name]), MOST.get(name)
         import_ms = median(run["import_s"] for run in taken[name] if "import_s" in run) * 1e3
@@ -58,16 +64,6 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
         said += f" (at most {most})" if most else f"; imports {import_ms:.0f} ms"
         ok = most is None or ms / limit <= most
         found.append(check(f"first launches of {KERNELS} kernels: {words_of}", ok, said))
-        figures[words_of] = {
-            "name": words_of,
-            "ours": ms,
-            "limit": limit,
-            "unit": "ms",
-            "ratio": ms / limit,
-            "target": most,
-            "samples_ms": samples[name],
-            "limit_samples_ms": samples["bare"],
-        }
     found += _facts(taken)
     phases = {
         name: [
@@ -79,7 +75,7 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     for name, runs in phases.items():
         said = ", ".join(f"{phase} {spent:.1f}" for phase, spent in medians(runs).items())
         found.append(check(f"first launches, us a kernel by phase: {name}", True, said))
-    told = {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
+    told = {"cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
     return found, {"first": told}
 
 
@@ -143,6 +139,91 @@ def by_triton() -> dict[str, Any]:
     return {"seconds": seconds, "import_s": imported, "digest": digest}
 
 
+class Profile:
+    """Seconds by phase, each without the phases inside it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inside: list[float] = []
+
+    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and adds the time that it takes to a phase."""
+
+        @functools.wraps(function, updated=())
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            started = time.perf_counter()
+            self._inside.append(0.0)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                spent, inside = time.perf_counter() - started, self._inside.pop()
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - inside
+                if self._inside:
+                    self._inside[-1] += spent
+
+        return run
+
+    def watch(self, owner: Any, name: str, phase: str) -> None:
+        """Put a function of a class or module under the clock, for the rest of this process."""
+        setattr(owner, name, self.timed(phase, getattr(owner, name)))
+
+    def microseconds(self, kernels: int) -> dict[str, float]:
+        """Return each phase in microseconds a kernel."""
+        return {phase: seconds / kernels * 1e6 for phase, seconds in self.seconds.items()}
+
+
+def watch(driver: Any) -> Profile:
+    """Put everything between a bundle file and a launch under a clock, for the rest of this
+    process.
+    """
+    from bundler.format.bundle import Bundle
+    from bundler.runtime.launch import loaded_plans
+    from bundler.runtime.launch.bundle_kernels import Kernels
+    from bundler.runtime.launch.calls.specialization_choice import Choices
+    from bundler.runtime.launch.calls.specialization_index import CallShape
+    from bundler.runtime.launch.calls.specialization_match import Specialization
+    from bundler.runtime.launch.static_kernel import StaticKernel
+
+    profile = Profile()
+    Bundle.load = staticmethod(profile.timed("load: manifest", Bundle.load))  # type: ignore[method-assign]
+    for owner, name, phase in (
+        (Kernels, "__init__", "load: kernels by name"),
+        (Specialization, "_read", "choose: facts decoded"),
+        (StaticKernel, "__init__", "choose: arguments of all specializations"),
+        (Choices, "_grouped", "choose: index"),
+        (StaticKernel, "_meet", "choose: specialization for the call"),
+        (CallShape, "find", "choose: specialization for the constants"),
+        (Bundle, "view_blob", "read: verified bytes"),
+        (loaded_plans, "plan_with", "plan"),
+        (type(driver), "load", "driver: around its calls"),
+        (type(driver), "launcher", "driver: launcher"),
+    ):
+        profile.watch(owner, name, phase)
+    library = getattr(driver, "_library", None)
+    if getattr(driver, "load_image", None) is not None:
+        profile.watch(driver, "load_image", f"driver: {', '.join(IN_ONE_CALL)} in one call")
+    for name in DRIVER_CALLS if library is not None else ():
+        profile.watch(library, name, f"driver: {name}")
+    return profile
+
+
+class Vector:
+    """Memory with a type, on the first device: all that a launch asks of a tensor."""
+
+    dtype = "float32"
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self._address
+
+    def get_device(self) -> int:
+        """Return the device's number."""
+        return 0
+
+
 class Card:
     """Memory of a GPU and a context on it, through the driver alone."""
 
@@ -160,10 +241,10 @@ class Card:
         self.check(self.cuda.cuCtxSynchronize())
 
     @staticmethod
-    def check(status: int) -> None:
+    def check(status: int, what: str = "a call of CUDA") -> None:
         """Raise unless the driver did it."""
         if status:
-            raise RuntimeError(f"CUDA status {status}")
+            raise RuntimeError(f"{what} failed with {status}")
 
     def _allocate(self, size: int) -> int:
         address = ctypes.c_uint64()

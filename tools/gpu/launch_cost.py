@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one launch costs the CPU, by every way that there is; tensors change from launch to launch.
 
-`check.py` calls `rows`.  Beside the ways stands what the dispatcher has to ask torch at each
-launch: no dispatcher goes below that.
+`check.py` calls `rows`.  Beside the ways stands what the steps of a launch cost alone: `python -m
+tools.bench page` puts them beside what whole launches take.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import functools
 import importlib
 import itertools
 import subprocess
+import sysconfig
 import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import launch_steps, launches
+from tools.gpu import launches
 from tools.gpu.steps import Row, Step
 from tools.shared.measurement import check, in_turns, median, ratios
 
@@ -35,6 +36,74 @@ OURS = {
     ("compiled", "dispatcher"): ("ours by dispatcher, compiled extension", 1.4),
     ("ctypes", "dispatcher"): ("ours by dispatcher, pure Python", None),
 }
+CALLS, REPEATS = 100_000, 7
+# Three of the values are tensors.
+TENSORS = 3
+# The headers of our extensions: what looks for hooks is measured as it is.
+HEADERS = Path(__file__).parents[2] / "bundler/runtime/launch"
+_STEPS = r"""
+#include <Python.h>
+#include <stdint.h>
+#include <time.h>
+#include "_profiler_hooks.h"
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1e9 + time.tv_nsec;
+}
+double place(int (*ask)(void **), long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    ask(&found);
+  return (now() - started) / count;
+}
+double lock(long count) {
+  double started = now();
+  for (long i = 0; i < count; i++) {
+    PyThreadState *state = PyEval_SaveThread();
+    PyEval_RestoreThread(state);
+  }
+  return (now() - started) / count;
+}
+double address(int (*read)(void *, void **), void *handle, long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    read(handle, &found);
+  return (now() - started) / count;
+}
+double facts(int (*type)(void *, int32_t *), int (*device)(void *, int32_t *), int (*dtype)(void *, int32_t *),
+             int (*address)(void *, void **), void *handle, long count) {
+  int32_t told[3];
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++) {
+    type(handle, &told[0]);
+    device(handle, &told[1]);
+    dtype(handle, &told[2]);
+    address(handle, &found);
+  }
+  return (now() - started) / count;
+}
+static hooks_class_t seen;
+double hooks(PyObject *chains, long count) {
+  double started = now();
+  for (long i = 0; i < count; i++)
+    may_be_called(&seen, chains);
+  return (now() - started) / count;
+}
+double stream(int (*ask)(int32_t, int32_t, void **), long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    ask(2, 0, &found);
+  return (now() - started) / count;
+}
+static PyObject *take(PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *names) { Py_RETURN_NONE; }
+static PyMethodDef definition = {"nothing", (PyCFunction)(void (*)(void))take, METH_FASTCALL | METH_KEYWORDS, ""};
+PyObject *nothing(void) { return PyCFunction_New(&definition, NULL); }
+"""
 _LOOP = r"""
 #include <stdint.h>
 typedef int (*launch_t)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -56,22 +125,17 @@ def rows(step: Step, folder: Path) -> tuple[list[Row], dict[str, Any]]:
     """Measure in one process; a row for each way, with the ratio to the C loop, and our targets."""
     result = step(folder, "cost", str(folder), cache=folder / "cost-cache")
     samples = result["samples_us"]
-    limit = median(samples[LIMIT])
     targets = {name: target for name, target in OURS.values() if target}
-    found, figures = [], {}
+    found = []
     for name, taken in samples.items():
         us, ratio, most = median(taken), median(ratios(taken, samples[LIMIT])), targets.get(name)
         said = f"{us:.2f} us, {ratio:.2f} x the C loop" + (f" (at most {most})" if most else "")
         ok = most is None or ratio <= most
         found.append(check(f"CPU cost of a launch: {name}", ok, said))
-        figure = {"name": name, "ours": us, "limit": limit, "ratio": ratio, "unit": "us"}
-        figures[name] = {**figure, "target": most}
-    answers = ", ".join(f"{name} {taken:.3f}" for name, taken in result["questions_us"].items())
-    found.append(check("CPU cost of what a dispatcher asks torch, us", True, answers))
     for way, taken_ns in result["steps_ns"].items():
         said = ", ".join(f"{step} {spent:.0f}" for step, spent in taken_ns.items())
         found.append(check(f"CPU cost of the steps of a launch alone, ns: {way}", True, said))
-    return found, {"cost": {"figures": figures, **result}}
+    return found, {"cost": result}
 
 
 def cost(folder: str) -> dict[str, Any]:
@@ -90,22 +154,17 @@ def cost(folder: str) -> dict[str, Any]:
     ways = {LIMIT: c_loop(Path(folder), compiled, tensors), **theirs, **ours(bundle, tensors)}
     for run in ways.values():
         run()
-    samples = in_turns(
-        {name: functools.partial(_us_of, run) for name, run in ways.items()}, SAMPLES
-    )
+    samples = in_turns({name: functools.partial(us_of, run) for name, run in ways.items()}, SAMPLES)
     return {
         "samples_us": samples,
         "absent": absent,
         "launches": BATCHES * BATCH,
-        "questions_us": questions(tensors[0][0]),
-        "steps_ns": launch_steps.steps(
-            Path(folder), tensors, _our_kernel(bundle, "compiled"), GRID, SIZE, BLOCK
-        ),
+        "steps_ns": steps(Path(folder), tensors, _our_kernel(bundle, "compiled")),
     }
 
 
-def _us_of(run: Callable[[], None]) -> float:
-    """Return microseconds of a launch, over some batches of them."""
+def us_of(run: Callable[[], None]) -> float:
+    """Return microseconds of a launch, over some batches of them; `run` launches one."""
     import torch
 
     spent = 0.0
@@ -123,27 +182,6 @@ def _our_kernel(bundle: Any, path: str) -> Any:
     from bundler.runtime.launch.bundle_kernels import load
 
     return load(bundle, driver=driver)["add"]
-
-
-def questions(tensor: Any) -> dict[str, float]:
-    """Return what each question costs that a dispatcher asks at a launch, in microseconds; the last
-    three once a tensor.
-    """
-    import torch
-
-    device = tensor.get_device()
-    asked: dict[str, Callable[[], Any]] = {
-        "a call of nothing": lambda: None,
-        "device": torch._C._cuda_getDevice,  # noqa: SLF001  # what the drivers ask, too
-        "stream": functools.partial(torch._C._cuda_getCurrentRawStream, device),  # noqa: SLF001
-        "data_ptr": tensor.data_ptr,
-        "get_device": tensor.get_device,
-        "dtype": functools.partial(getattr, tensor, "dtype"),
-    }
-    return {
-        name: min(timeit.repeat(ask, number=BATCH, repeat=SAMPLES)) / BATCH * 1e6
-        for name, ask in asked.items()
-    }
 
 
 def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[], None]:
@@ -260,6 +298,108 @@ def ours(bundle: Any, tensors: list[list[Any]]) -> dict[str, Callable[[], None]]
         found[OURS[path, "handle"][0]] = by_handle
         found[OURS[path, "dispatcher"][0]] = by_dispatcher
     return found
+
+
+def steps(folder: Path, tensors: list[list[Any]], kernel: Any) -> dict[str, Any]:
+    """Return nanoseconds by step, each alone in a loop, of a launch by handle and by dispatcher: no
+    launch takes less than their sum.
+
+    What is left between the two is packing, comparing, and that in a launch the driver's code has
+    taken the caches which a loop of one step has to itself.
+
+    Args:
+        folder: where C is compiled.
+        tensors: three of them for each launch.
+        kernel: ours, compiled.
+    """
+    # Not above: the check imports this module, and its replay has no code of ours.
+    from bundler.toolchain.profiler_hooks import CHAINS, are_present
+    from bundler.toolchain.tensor_handles import find_handles
+
+    library = _compiled(folder)
+    nothing = library.nothing()
+    handles = find_handles()
+    assert handles is not None
+    assert handles.device_type
+    of_c = (handles.device_type, handles.device, handles.dtype, handles.function)
+    current = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent, ctypes.c_void_p)
+    x = tensors[0][0]
+    handle = id(x) + handles.offset
+    addresses = library.address(handles.function, handle, CALLS)
+    facts = library.facts(*of_c, handle, CALLS)
+
+    def by_handle() -> None:
+        for one, two, three in tensors:
+            nothing(16, 1, 1, 0, one, two, three, SIZE)
+
+    def by_name() -> None:
+        for one, two, three in tensors:
+            nothing(one, two, three, SIZE, BLOCK=BLOCK)
+
+    common = {
+        "cuCtxGetCurrent: whether the thread is where the kernel is": library.place(current, CALLS),
+        "the interpreter's lock, given back and taken": library.lock(CALLS),
+    }
+    return {
+        "handle": {
+            "Python's loop and a call of nothing": _each(by_handle, len(tensors)),
+            f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * addresses,
+            **common,
+        },
+        "dispatcher": {
+            "Python's loop and a call of nothing": _each(by_name, len(tensors)),
+            "kernel[grid]": _each(lambda: kernel[GRID], 1),
+            f"address, device and type of {TENSORS} tensors, by torch's functions of C": TENSORS
+            * facts,
+            "whether profilers added hooks to Triton": library.hooks(CHAINS, CALLS),
+            "torch's stream, by torch's table": library.stream(_stream(), CALLS),
+            **common,
+        },
+        "before": {
+            "address, device and type of a tensor, by three calls of Python": _each(
+                lambda: (x.data_ptr(), x.get_device(), x.dtype), 1
+            ),
+            "whether profilers added hooks to Triton, by Python": _each(are_present, 1),
+        },
+    }
+
+
+def _each(work: Callable[[], Any], count: int) -> float:
+    number = max(CALLS // (10 * count), 1)
+    return min(timeit.repeat(work, number=number, repeat=REPEATS)) / (number * count) * 1e9
+
+
+def _compiled(folder: Path) -> Any:
+    source, path = folder / "steps.c", folder / "libsteps.so"
+    source.write_text(_STEPS)
+    include = sysconfig.get_paths()["include"]
+    line = ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{HEADERS}"]
+    subprocess.run([*line, str(source), "-o", str(path)], check=True)
+    library = ctypes.PyDLL(str(path))
+    for name, kinds in (
+        ("place", [ctypes.c_void_p, ctypes.c_long]),
+        ("lock", [ctypes.c_long]),
+        ("hooks", [ctypes.py_object, ctypes.c_long]),
+        ("facts", [*[ctypes.c_void_p] * 5, ctypes.c_long]),
+        ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]),
+        ("stream", [ctypes.c_void_p, ctypes.c_long]),
+    ):
+        function = getattr(library, name)
+        function.argtypes, function.restype = kinds, ctypes.c_double
+    library.nothing.restype = ctypes.py_object
+    return library
+
+
+def _stream() -> int:
+    """Return the address of the function in torch's table that tells of the current stream."""
+    import torch
+
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    table: Any = torch.Tensor
+    address = pointer(table.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    # Behind a version, an older table and four functions.
+    return ctypes.c_void_p.from_address(address + 48).value or 0
 
 
 STEPS: dict[str, Step] = {"cost": cost}

@@ -2,20 +2,19 @@
 """Measures on a machine with a GPU what the first calls of a process cost with our launcher for
 Triton, and prints a table.
 
-    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
+    python -m tools.gpu launcher [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
 
 It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every
 workload; fresh ones, each with an empty cache directory and trust in kernels alone, restore it in a
 session and make the first calls: with our launcher, with Triton's, and, for comparison, without us
 from the warm directory.  A wrapper around gcc counts its runs.  Then every case of the GPU check is
 launched with both launchers and compared bit for bit, and one launch by each is timed in one
-process.  Exit status 1 when a result differs or gcc ran with ours, with `--check` also when a
-target is missed.  The raw result goes to docs/results/gpu-launcher.json.
+process.  Exit status 1 when a result differs, gcc ran with ours, or a target is missed.  The raw
+result goes to docs/results/gpu-launcher.json.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -24,14 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tools.gpu import cases, client_workloads, launches, steps
 from tools.gpu.steps import Row
-from tools.shared import example_kernels, measurement, programs
-from tools.shared.measurement import median, ratios
+from tools.shared import measurement, programs
+from tools.shared.measurement import check, median, ratios
 
 _MODULE = "tools.gpu.launcher"
 # First calls with our launcher may take this many times those from the warm directory, and a launch
@@ -50,7 +49,6 @@ def main() -> int:
     """Run everything, print the table, write the result."""
     options = programs.arguments(
         __doc__,
-        check=(False, "exit 1 also when a target is missed"),
         rounds=(3, "fresh processes a way and workload"),
         only=(",".join(WORKLOADS), f"workloads, of {', '.join(WORKLOADS)}"),
         captures=(Path, "where captured bundles are, and stay, for other programs"),
@@ -60,7 +58,7 @@ def main() -> int:
         captures = options.captures or Path(folder) / "captures"
         rows = _all_rows(Path(folder), options.rounds, options.only.split(","), captures)
         found = steps.told("gpu-launcher", rows, options.results)
-    return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in found) else 1
+    return 0 if all(row["ok"] for row in found) else 1
 
 
 def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[Row]:
@@ -71,7 +69,7 @@ def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) ->
         if recorded.get("error"):
             # What is not installed is no fault; what is, and cannot be recorded, is one.
             absent = recorded["error"].startswith("ModuleNotFoundError")
-            yield _row(f"{name}: recorded", ok=absent, found=recorded["error"], recorded=recorded)
+            yield check(f"{name}: recorded", absent, recorded["error"], recorded=recorded)
             continue
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
@@ -80,10 +78,6 @@ def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) ->
         yield from _workload_rows(name, recorded, runs)
     yield _cases_row(folder)
     yield _cost_row(_process(folder, "cost"))
-
-
-def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> Row:
-    return measurement.check(check, ok, found if kept else f"MISSED: {found}", kept=kept, **facts)
 
 
 def _workload_rows(
@@ -95,20 +89,21 @@ def _workload_rows(
     }
     if any(errors.values()):
         for way, error in errors.items():
-            found = error or "fine"
-            yield _row(f"{name}: {WAYS[way]}", ok=not error, found=found, runs=runs[way])
+            yield check(f"{name}: {WAYS[way]}", not error, error or "fine", runs=runs[way])
         return
     first = {way: median(run["first_ms"] for run in done) for way, done in runs.items()}
     for way, done in runs.items():
         same = all(run["numbers"] == recorded["numbers"] for run in done)
         builds, begun = max(r["compiler_runs"] for r in done), median(r["begun_ms"] for r in done)
-        ratio, is_ours = first[way] / first["warm"], way == "ours"
-        limit = f" (at most {MOST_FIRST})" if is_ours else ""
-        yield _row(
+        ratio, limit = first[way] / first["warm"], ""
+        ok = same
+        if way == "ours":
+            limit = f" (at most {MOST_FIRST})"
+            ok = same and not builds and ratio <= MOST_FIRST
+        yield check(
             f"{name}: {WAYS[way]}",
-            ok=same and not (is_ours and builds),
-            kept=not is_ours or ratio <= MOST_FIRST,
-            found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory{limit};"
+            ok,
+            f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory{limit};"
             f" {builds} runs of gcc; session began in {begun:.0f} ms;"
             f" {'the same numbers' if same else 'OTHER NUMBERS'} {done[0]['launchers']}",
             ratio=ratio,
@@ -120,7 +115,7 @@ def _cases_row(folder: Path) -> Row:
     name = "launch cases, both launchers"
     theirs, ours = _process(folder, "cases", "triton"), _process(folder, "cases", "ours")
     if theirs.get("error") or ours.get("error"):
-        return _row(name, ok=False, found=f"{theirs.get('error')}; {ours.get('error')}")
+        return check(name, False, f"{theirs.get('error')}; {ours.get('error')}")
     numbers, launchers = theirs["numbers"], ours["launchers"]
     different = [case for case, digest in numbers.items() if ours["numbers"].get(case) != digest]
     same = not different and theirs["refused"] == ours["refused"]
@@ -128,17 +123,17 @@ def _cases_row(folder: Path) -> Row:
     found = f"different: {different}; {launchers}"
     if same:
         found = f"{len(numbers)} cases, the same bits"
-    return _row(name, ok=same, theirs=theirs, ours=ours, found=found)
+    return check(name, same, found, theirs=theirs, ours=ours)
 
 
 def _cost_row(done: dict[str, Any]) -> Row:
     if done.get("error"):
-        return _row("one launch", ok=False, found=done["error"])
+        return check("one launch", False, done["error"])
     ours, theirs = done["ours_us"], done["triton_us"]
     ratio = median(ratios(ours, theirs))
     found = f"{median(ours):.2f} us, Triton's {median(theirs):.2f} us: {ratio:.2f} x"
-    facts = {"kept": ratio <= MOST_LAUNCH, "found": f"{found} (at most {MOST_LAUNCH})", **done}
-    return _row("one launch, our launcher", ok=True, ratio=ratio, **facts)
+    found += f" (at most {MOST_LAUNCH})"
+    return check("one launch, our launcher", ratio <= MOST_LAUNCH, found, ratio=ratio, **done)
 
 
 def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
@@ -276,17 +271,6 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "cost": _cost,
 }
 
-if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1] in _STEPS:
-    launches.provide_extension()
-    print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
-
-
-def _examples() -> Calls:
-    kernels = example_kernels.load()
-    return lambda: {
-        name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()
-    }
-
 
 def _workload_cases() -> Calls:
     import torch
@@ -301,55 +285,16 @@ def _workload_cases() -> Calls:
     return lambda: {case.row: digest(case) for case in cases.cases(1)}
 
 
-def _liger() -> Calls:
-    import torch
+def _client(name: str) -> Calls:
+    workload = client_workloads.LOADERS[name]()
+    if name == "fla":
+        _keep_first_configs("fla.")
 
-    cross_entropy = import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
-    layer_norm = import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
-    rms_norm = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
-    swiglu = import_module("liger_kernel.ops.swiglu").LigerSiLUMulFunction
+    def told(tensor: Any) -> Any:
+        # FLA's tuners may choose otherwise each time.
+        return list(tensor.shape) if name == "fla" else workload.checksum(tensor)
 
-    def calls() -> dict[str, Any]:
-        torch.manual_seed(7)
-        x, y = (torch.randn(64, 512, device="cuda", requires_grad=True) for _ in range(2))
-        weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
-        target = torch.arange(64, device="cuda")
-        results = {
-            "rms_norm": rms_norm.apply(x, weight, 1e-6),
-            "layer_norm": layer_norm.apply(x, weight, bias, 1e-6),
-            "swiglu": swiglu.apply(x, y),
-            "cross_entropy": cross_entropy.apply(x * 1, target, None)[0],
-        }
-        for result in results.values():
-            result.sum().backward()
-        return {name: _digest(result) for name, result in results.items()} | {
-            "gradient": _digest(y.grad)
-        }
-
-    return calls
-
-
-def _fla() -> Calls:
-    import torch
-
-    chunk_gla = import_module("fla.ops.gla").chunk_gla
-    chunk_retention = import_module("fla.ops.retention").chunk_retention
-    _keep_first_configs("fla.")
-
-    def calls() -> dict[str, Any]:
-        torch.manual_seed(7)
-        q, k, v = (
-            torch.randn(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-            for _ in range(3)
-        )
-        gate = torch.nn.functional.logsigmoid(torch.randn(1, 256, 4, 64, device="cuda"))
-        results = {"gla": chunk_gla(q, k, v, gate)[0], "retention": chunk_retention(q, k, v)[0]}
-        for result in results.values():
-            result.float().sum().backward()
-        # its tuner may choose otherwise each time
-        return {name: list(result.shape) for name, result in results.items()}
-
-    return calls
+    return lambda: {what: told(tensor) for what, tensor in workload.run_all("cuda").items()}
 
 
 def _keep_first_configs(package: str, count: int = 2) -> None:
@@ -367,16 +312,11 @@ def _keep_first_configs(package: str, count: int = 2) -> None:
             wrapped.configs = wrapped.configs[:count]
 
 
-def _digest(tensor: Any) -> str:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 WORKLOADS: dict[str, Callable[[], Calls]] = {
-    "examples": _examples,
     "cases": _workload_cases,
-    "liger": _liger,
-    "fla": _fla,
+    **{name: partial(_client, name) for name in client_workloads.LOADERS},
 }
+
+if __name__ == "__main__":
+    launches.provide_extension()
+    print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))

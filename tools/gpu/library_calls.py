@@ -33,7 +33,9 @@ WIDE = frozenset(
 HALF = frozenset({"fused_recurrent_gla", "fused_recurrent_retention", "chunk_delta_rule"})
 VARLEN = frozenset({"chunk_delta_rule", "chunk_gated_delta_rule"})
 NO_BACKWARD = frozenset({"fused_recurrent_gated_delta_rule"})
-Case = tuple[str, Callable[[], Any]]
+# What an operator returned, and what it was called with.
+Called = tuple[Any, tuple[Any, ...]]
+Case = tuple[str, Callable[[], Called]]
 Arguments = Callable[[], tuple[Any, ...]]
 
 
@@ -52,10 +54,11 @@ def gate(*shape: int, dtype: Any = torch.float32) -> Any:
     )
 
 
-def backward(result: Any) -> None:
-    """Run the backward of whatever an operator returned."""
+def backward(result: Any) -> Any:
+    """Run the backward of whatever an operator returned; returns its first result."""
     first = result[0] if isinstance(result, (tuple, list)) else result
     first.float().sum().backward()
+    return first
 
 
 def liger_cases() -> Iterator[Case]:
@@ -67,9 +70,13 @@ def liger_cases() -> Iterator[Case]:
             yield f"liger.{name}.{kind}", _call(liger, f"Liger{function}Function.apply", make)
 
 
-def _call(module: Any, name: str, make: Arguments, **more: Any) -> Callable[[], Any]:
-    # Looked up when it is called: what a release lacks is left out alone.
-    return lambda: attrgetter(name)(module)(*make(), **more)
+def _call(module: Any, name: str, make: Arguments, **more: Any) -> Callable[[], Called]:
+    def call() -> Called:
+        given = make()
+        # Looked up when it is called: what a release lacks is left out alone.
+        return attrgetter(name)(module)(*given, **more), given
+
+    return call
 
 
 def _liger(dtype: Any) -> dict[str, tuple[str, Arguments]]:
@@ -170,19 +177,22 @@ def _fla(dtype: Any, batch: int = BATCH, offsets: list[int] | None = None) -> It
     weights = partial(_weights, batch, 16, dtype)
     yield (
         "parallel_nsa",
-        lambda: fla.parallel_nsa(
-            tensor(batch, LENGTH, 16, WIDTH, dtype=dtype),
-            few(),
-            few(),
-            g_cmp=weights(),
-            g_slc=weights(),
-            block_counts=2,
-            block_size=32,
+        lambda: (
+            fla.parallel_nsa(
+                tensor(batch, LENGTH, 16, WIDTH, dtype=dtype),
+                few(),
+                few(),
+                g_cmp=weights(),
+                g_slc=weights(),
+                block_counts=2,
+                block_size=32,
+            ),
+            (),
         ),
     )
     three = partial(tensor, batch, LENGTH, HEADS, WIDTH, dtype=dtype)
     attention = partial(importlib.import_module, "fla.ops.attn")
-    yield "parallel_attn", lambda: attention().parallel_attn(three(), three(), three())
+    yield "parallel_attn", lambda: (attention().parallel_attn(three(), three(), three()), ())
 
 
 def _fla_arguments(many: tuple[int, int, int], dtype: Any) -> dict[str, Arguments]:
@@ -241,11 +251,11 @@ def _weights(batch: int, heads: int, dtype: Any) -> Any:
     return torch.rand(batch, LENGTH, heads, device=DEVICE).to(dtype).requires_grad_()
 
 
-def _no_backward(call: Callable[[], Any]) -> Any:
+def _no_backward(call: Callable[[], Called]) -> Called:
     """Return a result whose backward touches nothing of the operator, which has none."""
-    result = call()
+    result, given = call()
     first = result[0] if isinstance(result, (tuple, list)) else result
-    return first.detach().requires_grad_()
+    return first.detach().requires_grad_(), given
 
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -286,10 +296,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _called(call: Callable[[], Any]) -> str:
+def _called(call: Callable[[], Called]) -> str:
     torch.manual_seed(0)
     try:
-        backward(call())
+        backward(call()[0])
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001  # an operator may raise anything; the others go on, and this one is named
         trace = traceback.extract_tb(error.__traceback__)[-1]

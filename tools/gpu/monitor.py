@@ -51,7 +51,7 @@ def main() -> int:
     )
     if options.monitor is None:
         raise SystemExit("--monitor is missing: the file jit_monitor.py of vLLM's wheel")
-    names = [*filter(None, options.only.split(","))] or [*client_workloads.available()]
+    names = [*filter(None, options.only.split(","))] or client_workloads.available()
     with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as name:
         folder = Path(name)
         package = lay_out_monitor(folder / "package", options.monitor)
@@ -90,7 +90,7 @@ def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:
     """Run one step of this program in this process."""
     import bundler
 
-    folder, load = Path(where), client_workloads.available()[workload]
+    folder, load = Path(where), client_workloads.LOADERS[workload]
     bundle = folder / "recorded.tbundle"
     if step == "call":
         return {"called": sorted(load().run_all("cuda"))}

@@ -25,7 +25,7 @@ from tools.gpu import steps
 from tools.gpu.steps import Row
 from tools.shared import example_kernels, measurement
 from tools.shared.measurement import check
-from tools.shared.processes import python_path
+from tools.shared.processes import captured, python_path
 
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 _RESTORE = (
@@ -107,14 +107,7 @@ def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]
     """Run Python with these words and further variables."""
     inherited = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
     whole = {**inherited, "PYTHONPATH": python_path(), **env}
-    return subprocess.run(
-        [sys.executable, *words],
-        env=whole,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=steps.TIMEOUT_S,
-    )
+    return captured(sys.executable, *words, env=whole, timeout=steps.TIMEOUT_S)
 
 
 def without_compilers(folder: Path, *programs: str) -> dict[str, str]:

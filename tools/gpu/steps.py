@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.shared import measurement, programs
-from tools.shared.processes import ROOT, answer, python_path
+from tools.shared.processes import ROOT, answer, captured, python_path
 
 Row = dict[str, Any]
 Step = Callable[..., dict[str, Any]]
@@ -58,15 +58,9 @@ def process(
         path: a folder to put on its search path.
     """
     search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words],
-        env={**os.environ, "PYTHONPATH": search, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        cwd=ROOT,
-    )
+    variables = {**os.environ, "PYTHONPATH": search, **environment}
+    line = (sys.executable, "-m", module, *words)
+    done = captured(*line, env=variables, timeout=TIMEOUT_S, cwd=ROOT)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}

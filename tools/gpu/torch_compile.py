@@ -2,17 +2,16 @@
 """Measures torch.compile of a 6-layer transformer on a GPU: cold, with torch's mega-cache, and with
 ours.
 
-    python -m tools.gpu torch-compile --phase default --rounds 3 --out DIR
-    python -m tools.gpu torch-compile --phase max-autotune --rounds 1 --seconds 560 --out DIR      (again, until it says done)
-    python -m tools.gpu torch-compile --table DIR... [--results docs/results]
+    python -m tools.gpu torch-compile [--phase default max-autotune] [--rounds 3] [--work DIR] [--results DIR]
 
-Each sample is a new process with its own cache directory: `cold` (empty), `warm` (the directory
-that the cold run made, in place), then, with that directory renamed away: `mega-cache`, `moved` (a
-copy elsewhere, group files rewritten), `ours` and `ours-winners` (bundler.integrations.inductor).
-One cold run feeds all others. Compiles are counted by Triton's put_group and by a wrapper for
-ptxas, in the process and in torch's workers. Each sample is a JSON file in --work as soon as it is
-there: what a time limit cuts off, the next call goes on with. The table has medians beside targets.
-All of them, and the bundles, are one archive in --out after each sample.
+Each sample is a new process with its own cache directory: `cold` (empty, once), `warm` (the
+directory that the cold run made, in place), then, with that directory renamed away: `mega-cache`,
+`moved` (a copy elsewhere, group files rewritten), `ours` and `ours-winners`
+(bundler.integrations.inductor).  The cold run feeds all others.  Compiles are counted by Triton's
+put_group and by a wrapper for ptxas, in the process and in torch's workers.  Each sample is a JSON
+file in --work as soon as it is there: a run that was stopped goes on there.  The table has medians
+beside targets; exit status 1 when one is missed.  The raw result goes to
+docs/results/gpu-torch-compile.json.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ import os
 import shlex
 import shutil
 import subprocess
-import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +33,6 @@ from tools.shared.processes import ROOT, command, python_path
 
 VARIANTS = ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
 MODES = ("default", "max-autotune")
-# About what a sample takes, so that none is begun that the time limit would cut off.
-EXPECTED_S = {
-    "default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
-    "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45},
-}
 _Sample = dict[str, Any]
 # Of the warm directory in default mode; seconds in max-autotune; times faster than the mega-cache
 # there.
@@ -49,43 +42,32 @@ _MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
 
 
 def main() -> int:
-    """Run samples until all are there or the time is over."""
+    """Take the samples that are missing, print the table, write the result."""
     parser = programs.parser(
         __doc__,
         rounds=(3, "samples of each variant but cold"),
-        cold_rounds=(1, "samples of cold"),
         # named, to go on with
-        work=(Path("/tmp/gpu-torch-compile"), "where samples are kept"),  # noqa: S108
-        out=(Path, "folder for the archive of samples and bundles"),
-        seconds=(1e9, "begin no sample that would end later"),
+        work=(Path("/tmp/gpu-torch-compile"), "where samples and bundles are kept"),  # noqa: S108
         device=("cuda", "of the model"),
         small=(False, "a small model, to try this program without a GPU"),
-        table=([], "print the table of the samples in folders, and write the result"),
-        results=(measurement.RESULTS, "where the result of --table goes"),
+        results=(measurement.RESULTS, "where the result goes"),
     )
-    parser.add_argument("--phase", choices=MODES, help="torch.compile's mode")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
+    about = "torch.compile's modes"
+    parser.add_argument("--phase", nargs="+", choices=MODES, default=[*MODES], help=about)
     options = parser.parse_args()
-    if options.table:
-        return write([*map(Path, options.table)], options.results)
-    if options.phase is None:
-        parser.error("--phase or --table")
-    done = Phase(options).run()
-    _show([options.work / "samples"])
-    print("done" if done else "not done: call again")
-    return 0
+    for mode in options.phase:
+        Phase(options, mode).run()
+    return write(options.work / "samples", options.results)
 
 
 class Phase:
     """The samples of one mode."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.mode: str = options.phase
+    def __init__(self, options: argparse.Namespace, mode: str) -> None:
+        self.options, self.mode = options, mode
         self.folder: Path = options.work / self.mode
         self.samples: Path = options.work / "samples"
         self.facts = measurement.facts()
-        self.started = time.monotonic()
         for folder in (self.folder, self.samples, options.work / "bin"):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -100,32 +82,16 @@ class Phase:
         """Where that directory is renamed to afterwards."""
         return self.folder / "renamed-away"
 
-    def run(self) -> bool:
-        """Take what samples are missing; True when none is."""
-        # Later cold runs make a directory of their own: everything is fed by the first.
-        wanted = [("cold", 0)]
-        wanted += [
-            (variant, number)
-            for number in range(self.options.rounds)
-            for variant in self.options.variants
-        ]
-        wanted += [("cold", number) for number in range(1, self.options.cold_rounds)]
-        for variant, number in wanted:
-            if (self.samples / self._name(variant, number)).exists():
-                continue
-            left_s = self.options.seconds - (time.monotonic() - self.started)
-            if left_s < EXPECTED_S[self.mode][variant]:
-                print(f"{left_s:.0f} s are left: {variant} is for the next call")
-                self._copy_out()
-                return False
-            self._sample(variant, number)
-            self._copy_out()
-        return True
+    def run(self) -> None:
+        """Take what samples are missing."""
+        rounds = range(self.options.rounds)
+        wanted = [(variant, number) for number in rounds for variant in VARIANTS[1:]]
+        for variant, number in [("cold", 0), *wanted]:
+            path = self.samples / f"{self.mode}.{variant}.{number}.json"
+            if not path.exists():
+                self._sample(variant, number, path)
 
-    def _name(self, variant: str, number: int) -> str:
-        return f"{self.mode}.{variant}.{number}.json"
-
-    def _sample(self, variant: str, number: int) -> None:
+    def _sample(self, variant: str, number: int, path: Path) -> None:
         cache = self._cache(variant, number)
         sample = {
             "mode": self.mode,
@@ -134,11 +100,10 @@ class Phase:
             **self._process(cache, variant, number),
         }
         sample |= {"cache": contents(cache), **self.facts}
-        if variant == "cold" and number == 0 and "error" not in sample:
+        if variant == "cold" and "error" not in sample:
             os.rename(cache, self.kept)
         else:
             shutil.rmtree(cache, ignore_errors=True)
-        path = self.samples / self._name(variant, number)
         path.with_suffix(".tmp").write_text(json.dumps(sample, indent=1) + "\n")
         path.with_suffix(".tmp").rename(path)
         print(line(sample), flush=True)
@@ -174,7 +139,7 @@ class Phase:
             "ours": ["--load-ours", str(self.folder / "ours.tbundle")],
             "ours-winners": ["--load-ours", str(self.folder / "ours-winners.tbundle")],
         }.get(variant, [])
-        arguments += ["--save", str(self.folder)] if variant == "cold" and number == 0 else []
+        arguments += ["--save", str(self.folder)] if variant == "cold" else []
         started = time.monotonic()
         process = subprocess.Popen(
             arguments,
@@ -197,7 +162,6 @@ class Phase:
             "ptxas": len(ptxas.read_text().splitlines()),
             "compiles": len(log.read_text().splitlines()),
             "compiles_in_parent": len(parent),
-            "compiled": sorted({line.split()[1] for line in log.read_text().splitlines()})[:40],
             "stderr": errors[-2000:],
         }
 
@@ -219,16 +183,6 @@ class Phase:
             "GPU_TORCH_PTXAS": str(ptxas),
             **counting_ptxas(self.options.work / "bin"),
         }
-
-    def _copy_out(self) -> None:
-        if self.options.out is None:
-            return
-        self.options.out.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(self.options.out / f"gpu-torch-{self.mode}.tar.gz", "w:gz") as archive:
-            for path in sorted(self.samples.glob(f"{self.mode}.*.json")):
-                archive.add(path, path.name)
-            for path in sorted(self.folder.glob("*.tbundle")):
-                archive.add(path, f"{self.mode}.{path.name}")
 
 
 def counting_ptxas(folder: Path) -> dict[str, str]:
@@ -276,69 +230,31 @@ def contents(cache: Path) -> dict[str, int]:
     }
 
 
-def read(folders: Iterable[Path]) -> list[_Sample]:
-    """Return the samples in folders, by mode, variant and round."""
-    return [
-        json.loads(path.read_text())
-        for folder in folders
-        for path in sorted(folder.glob("*.*.*.json"))
-    ]
-
-
 def line(sample: _Sample) -> str:
     """Return one sample as a line."""
     name = f"{sample['mode']:<13} {sample['variant']:<13} {sample['round']}"
     if "error" in sample:
-        return (
-            f"{name}  FAILED:"
-            f" {sample['error'].strip().splitlines()[-1] if sample['error'].strip() else 'no output'}"
-        )
+        return f"{name}  FAILED: {(sample['error'].strip().splitlines() or ['no output'])[-1]}"
     return (
-        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s  compiles"
-        f" {sample['compiles_in_parent']:4d} +"
-        f" {sample['compiles'] - sample['compiles_in_parent']:4d}  ptxas {sample['ptxas']:4d}  loss"
-        f" {sample['losses'][-1]}"
+        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s "
+        f" {sample['compiles']} compiles, {sample['compiles_in_parent']} of them in the process "
+        f" ptxas {sample['ptxas']}  loss {sample['losses'][-1]}"
     )
 
 
-def _show(folders: Iterable[Path]) -> None:
-    """Print the medians of what is there."""
-    samples = read(folders)
-    for mode, variant in sorted({(sample["mode"], sample["variant"]) for sample in samples}):
-        found = _good(samples, mode, variant)
-        if found:
-            print(
-                f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s "
-                f" first {_median(found, 'first_s'):7.2f} s  compiles at most"
-                f" {_most(found, 'compiles')}  ptxas at most {_most(found, 'ptxas')}"
-            )
-
-
-def write(folders: Iterable[Path], results: Path) -> int:
-    """Write the result with its rows; 1 when a target is missed."""
-    samples = read(folders)
-    rows = [row for mode in _MOST_BYTES for row in _rows(samples, mode)]
-    for row in rows:
-        print(
-            f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66}"
-            f" {measurement.shown(row['figure'], row['unit']):>12}  {measurement.target(row)} "
-            f" {row['peer']}"
-        )
+def write(folder: Path, results: Path) -> int:
+    """Print the table of the samples in a folder, and write the result; 1 when a target is
+    missed.
+    """
+    samples = [json.loads(path.read_text()) for path in sorted(folder.glob("*.*.*.json"))]
+    rows = [row for mode in MODES for row in _rows(samples, mode)]
     facts = {key: samples[0][key] for key in ("machine", "versions", "commit")} if samples else {}
-    path = results / "gpu-torch-compile.json"
-    results.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({**facts, "rows": rows, "samples": samples}, indent=1, sort_keys=True) + "\n"
-    )
-    print(f"\nwritten to {path}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    result = {**facts, "rows": rows, "samples": samples}
+    return 1 if measurement.report("gpu-torch-compile", result, results) else 0
 
 
 def _rows(samples: list[_Sample], mode: str) -> Iterable[dict[str, Any]]:
-    by_variant = {
-        v: _good(samples, mode, v)
-        for v in ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
-    }
+    by_variant = {variant: _good(samples, mode, variant) for variant in VARIANTS}
     failed = [sample for sample in samples if sample["mode"] == mode and "error" in sample]
     yield measurement.row(f"{mode}: samples that failed", len(failed), "", most=0)
     for variant, found in by_variant.items():
@@ -411,13 +327,9 @@ def _good(samples: list[_Sample], mode: str, variant: str) -> list[_Sample]:
     return [s for s in samples if (s["mode"], s["variant"]) == (mode, variant) and "error" not in s]
 
 
-def _over(found: list[_Sample], name: str, of: Callable[[list[float]], float]) -> float:
-    return of([float(sample[name]) for sample in found])
-
-
 def _median(found: list[_Sample], name: str) -> float:
-    return _over(found, name, measurement.median)
+    return measurement.median(float(sample[name]) for sample in found)
 
 
 def _most(found: list[_Sample], name: str) -> float:
-    return _over(found, name, max)
+    return max(float(sample[name]) for sample in found)

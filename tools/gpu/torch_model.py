@@ -21,6 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tools.shared import programs
+
 ACTIVATIONS = (
     functional.silu,
     functional.gelu,
@@ -103,22 +105,15 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
 
 def main() -> int:
     """Run one process's part and print what it measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = programs.arguments(
+        __doc__,
+        device=("cuda", "of the model"),
+        mode=("default", "torch.compile's mode"),
+        small=(False, "two narrow layers, to try the program without a GPU"),
+        load_torch=(Path, "what torch.compiler.save_cache_artifacts returned"),
+        load_ours=(Path, "a bundle of bundler.integrations.inductor.save"),
+        save=(Path, "folder for what both save afterwards"),
     )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--mode", default="default", help="torch.compile's mode")
-    parser.add_argument(
-        "--small", action="store_true", help="two narrow layers, to try the program without a GPU"
-    )
-    parser.add_argument(
-        "--load-torch", type=Path, help="what torch.compiler.save_cache_artifacts returned"
-    )
-    parser.add_argument(
-        "--load-ours", type=Path, help="a bundle of bundler.integrations.inductor.save"
-    )
-    parser.add_argument("--save", type=Path, help="folder for what both save afterwards")
-    options = parser.parse_args()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = measure(options)
@@ -185,28 +180,16 @@ def _prepare(options: argparse.Namespace) -> Callable[[], str]:
     return step
 
 
-def _load(options: argparse.Namespace) -> dict[str, Any]:
+def _load(options: argparse.Namespace) -> str:
+    """Load what an earlier process saved; returns what was loaded, in words."""
     if options.load_torch is not None:
         info = torch.compiler.load_cache_artifacts(options.load_torch.read_bytes())
-        return {
-            "artifacts": {kind: len(keys) for kind, keys in info.artifacts.items()}
-            if info is not None
-            else None
-        }
+        return repr(info and {kind: len(keys) for kind, keys in info.artifacts.items()})
     if options.load_ours is not None:
         from bundler.integrations import inductor
 
-        report = inductor.load(options.load_ours, trust="code")
-        return {
-            "kernels": report.usable,
-            "companions": len(report.companions),
-            "files": report.files,
-            "bytes": report.bytes,
-            "restore_s": report.seconds,
-            "skipped": report.skipped,
-            "unchecked": report.unchecked,
-        }
-    return {}
+        return repr(inductor.load(options.load_ours, trust="code"))
+    return ""
 
 
 def _save(folder: Path) -> dict[str, Any]:
@@ -220,11 +203,7 @@ def _save(folder: Path) -> dict[str, Any]:
         found[name] = {
             "seconds": time.monotonic() - started,
             "bytes": path.stat().st_size,
-            "kernels": len(bundle.kernels),
-            "opaque": len(bundle.opaque),
-            "tuning_files": len(bundle.tuning_files),
-            "helpers": len(bundle.helpers),
-            "opaque_bytes": sum(entry.artifact.size for entry in bundle.opaque),
+            "bundle": repr(bundle),
             "left_out": bundle.left_out,
         }
     started = time.monotonic()

@@ -4,7 +4,7 @@ which configs it has.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN001, ARG001, D103, N803
+# ruff: noqa: ANN001, D103, N803
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tools.gpu.kernels import add, softmax
+from tools.gpu.kernels import add, matmul, softmax
 
 SEED = 7
 
@@ -41,19 +41,6 @@ def layer_norm(x, weight, out, stride, columns, epsilon, BLOCK: tl.constexpr):
             (value - mean) * scale * tl.load(weight + offsets, mask=mask),
             mask=mask,
         )
-
-
-@triton.jit
-def matmul(a, b, out, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        left = tl.load(a + rows[:, None] * k + start + inner[None, :])
-        right = tl.load(b + (start + inner)[:, None] * n + columns[None, :])
-        total = tl.dot(left, right, total)
-    tl.store(out + rows[:, None] * n + columns[None, :], total.to(tl.float16))
 
 
 @triton.jit
@@ -108,7 +95,7 @@ class Tuned:
 
 def tuned() -> tuple[Tuned, ...]:
     """Return vector add, softmax, layer norm, fp16 matmul and the two passes of a reduction."""
-    long = 1 << 25
+    long, side = 1 << 25, 4096
 
     def vectors(t: Any) -> list[Any]:
         return [_random(t, long), _random(t, long), _empty(t, long), long]
@@ -117,11 +104,11 @@ def tuned() -> tuple[Tuned, ...]:
         return (8192,)
 
     def tiles(meta: Any) -> tuple[int, ...]:
-        return meta["m"] // meta["BLOCK_M"], meta["n"] // meta["BLOCK_N"]
+        return side // meta["BLOCK_M"], side // meta["BLOCK_N"]
 
     def halves(t: Any) -> list[Any]:
-        out = t.empty(4096, 4096, dtype=t.float16, device="cuda")
-        return [_half(t, 4096, 4096), _half(t, 4096, 4096), out, 4096, 4096, 4096]
+        out = t.empty(side, side, dtype=t.float16, device="cuda")
+        return [_half(t, side, side), _half(t, side, side), out, side, side]
 
     def matrix(t: Any, *more: Any) -> list[Any]:
         return [_random(t, 8192, 4000), *more, _empty(t, 8192, 4000), 4000, 4000]
@@ -140,7 +127,7 @@ def tuned() -> tuple[Tuned, ...]:
             lambda t: [*matrix(t, _random(t, 4000)), 1e-5],
             2,
         ),
-        Tuned(matmul, _tiles(), ("m", "n", "k"), tiles, halves, 2),
+        Tuned(matmul, _tiles(), ("n", "k"), tiles, halves, 2),
         Tuned(
             partial_sums,
             _blocks((512, 1024, 2048, 4096, 8192), (4, 8)),

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -32,7 +32,7 @@ from typing import Any
 from bundler.runtime.launch.drivers import hip_api, launchers
 from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from tools.shared import measurement, programs
-from tools.shared.processes import ROOT, captured, command, python_path
+from tools.shared.processes import answer, captured
 from tools.shared.wheel_files import fetched, unpack
 
 # The structures that we read and write, and the members whose places count.
@@ -55,6 +55,14 @@ _LAUNCHES = {
     hip_api.LAUNCH_COOPERATIVE: [8, *[4] * 7, 8, 8],
     hip_api.LAUNCH_EXTENDED: [8, 8, 8, 8],
 }
+_ENUMERATIONS = (
+    "hipError_t",
+    "hipDeviceAttribute_t",
+    "hipFunction_attribute",
+    "hipMemoryType",
+    "hipLaunchAttributeID",
+)
+_MEMBERS = {"type": "type", "device": "device", "isManaged": "managed", "allocationFlags": "flags"}
 _BEGIN = "#include <hip/hip_runtime_api.h>\n#include <stddef.h>\n#include <stdio.h>\n"
 _HANDLES = {f"hip{name}_t" for name in ("Module", "Function", "Stream", "Deviceptr")}
 _WIDE = {*_HANDLES, "size_t", "unsigned long"}
@@ -177,16 +185,54 @@ def _of_hip_python(folder: Path) -> Declared:
     module, declared = (
         ("rocm.bindings.hip", "rocm/bindings/cyhip.pxd") if is_new else ("hip.hip", "hip/chip.pxd")
     )
-    search = {"PYTHONPATH": os.pathsep.join([str(folder), python_path()])}
-    line = command("tools.hip.hip_python", module, json.dumps(sorted(own.numbers)))
-    told = subprocess.check_output(line, env={**os.environ, **search}, cwd=ROOT, text=True)
-    found = Declared(**json.loads(told))
+    words = ("headers", "--step", "told", str(folder), module, *own.numbers)
+    found = Declared(**answer("tools.hip", *words, environment={}))
     text = (folder / declared).read_text()
     for function in own.arguments:
         # The package calls this one by the name that the headers' macro replaces.
         types = _argument_types(text, function.removesuffix("R0600"))
         if types is not None:
             found.arguments[function] = [8 if "*" in kind or kind in _WIDE else 4 for kind in types]
+    return found
+
+
+def _told(folder: str, module: str, *wanted: str) -> dict[str, Any]:
+    """Return what an unpacked hip-python knows of HIP's numbers, in a process of its own.
+
+    Where a member lies is found by writing a number at our place of it and reading it through the
+    package.
+    """
+    sys.path.insert(0, folder)
+    hip: Any = importlib.import_module(module)
+    return {"numbers": _numbers(hip, wanted), "places": _places(hip)}
+
+
+def _numbers(hip: Any, wanted: Sequence[str]) -> dict[str, int]:
+    enumerations = [getattr(hip, name) for name in _ENUMERATIONS]
+    return {
+        name: int(getattr(enumeration, name))
+        for name in wanted
+        for enumeration in enumerations
+        if hasattr(enumeration, name)
+    }
+
+
+def _places(hip: Any) -> dict[str, int]:
+    found = {
+        "hipDeviceProp_tR0600": int(hip.hipDeviceProp_t().c_sizeof()),
+        "hipPointerAttribute_t": int(hip.hipPointerAttribute_t().c_sizeof()),
+    }
+    for name in ("hipLaunchAttribute", "HIP_LAUNCH_CONFIG"):
+        if hasattr(hip, name):
+            found[name] = int(getattr(hip, name)().c_sizeof())
+    memory = ctypes.create_string_buffer(hip_api.PROPERTIES_BYTES)
+    ctypes.memmove(ctypes.addressof(memory) + hip_api.ARCH_AT, b"gfx942", 6)
+    if hip.hipDeviceProp_t.fromObj(ctypes.addressof(memory)).gcnArchName in {b"gfx942", "gfx942"}:
+        found["hipDeviceProp_tR0600.gcnArchName"] = hip_api.ARCH_AT
+    for name, own in _MEMBERS.items():
+        attributes = hip_api.PointerAttributes(**{own: 2})
+        if int(getattr(hip.hipPointerAttribute_t.fromObj(ctypes.addressof(attributes)), name)) == 2:
+            found[f"hipPointerAttribute_t.{name}"] = getattr(hip_api.PointerAttributes, own).offset
     return found
 
 
@@ -262,7 +308,9 @@ SOURCES = (
 
 
 def main() -> int:
-    """Compare, and write the result."""
+    """Compare, and write the result; or do the step of a process of its own."""
+    if programs.run_step({"told": _told}):
+        return 0
     parser = programs.parser(
         __doc__,
         check=(False, "write nothing; compare with the committed result"),

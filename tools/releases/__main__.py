@@ -11,7 +11,6 @@ from tools.shared import programs
 
 PROGRAMS = {
     "torch": "what the bundles of torch.compile need of the torch that is installed here",
-    "torch-precompile": "a pair of files of torch.compiler.precompile, carried in a bundle",
 }
 
 if __name__ == "__main__":

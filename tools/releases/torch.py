@@ -12,6 +12,7 @@ where this torch makes such.  Exit status 1 when something failed.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import bundler
 from bundler.toolchain import identity
 from bundler.toolchain.inductor import inductor_caches, inductor_tuners
 from tools.shared import measurement, processes, programs
@@ -29,10 +31,16 @@ TESTS = "tests/test_integrations/test_inductor.py"
 _TIMEOUT_S = 3000
 # Nothing here may depend on whether the machine has a GPU.
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+FOLDER, SOURCE, CACHE = "precompile", "model.py", "model.cache"
+# torch 2.15 has it first.
+_MODULE = "torch.compiler.precompile"
+_KEY = "A" * 52
 
 
 def main() -> int:
-    """Try this torch."""
+    """Try this torch, or do one step of it in this process."""
+    if programs.run_step(STEPS):
+        return 0
     options = programs.arguments(
         __doc__, results=(measurement.RESULTS, "where to write the result")
     )
@@ -76,11 +84,86 @@ def _tests() -> dict[str, Any]:
 
 
 def _precompile() -> dict[str, Any]:
+    """Carry a pair of files of torch.compiler.precompile in a bundle, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             found: dict[str, Any] = processes.answer(
-                "tools.releases", "torch-precompile", folder, environment=_NO_GPU
+                "tools.releases", "torch", "--step", "carry", folder, environment=_NO_GPU
             )
         except RuntimeError as error:
             return {"failed": str(error).strip().splitlines()[-1]}
     return found
+
+
+def _carry(place: str) -> dict[str, Any]:
+    """Capture a pair below Inductor's cache directory, beside kernels; pack the directory, and
+    restore it to another path, without trust and with it.  The restored pair is loaded in a new
+    process, which has to compute the same.
+    """
+    if (
+        importlib.util.find_spec("torch.compiler") is None
+        or importlib.util.find_spec(_MODULE) is None
+    ):
+        return {"skipped": f"this torch has no {_MODULE}"}
+    directory = Path(place)
+    first, second, untrusted = (directory / name for name in ("first", "second", "untrusted"))
+    captured = _step(first, "capture")
+    # `pack` takes a directory for Inductor's that has a kernel directory of a device; this one
+    # holds a tuning result alone.
+    kernels = first / "triton" / "0" / _KEY
+    kernels.mkdir(parents=True)
+    (kernels / "k.autotune.json").write_text("{}")
+    bundle = bundler.pack(first)
+    bundler.restore(bundle, untrusted, devices=[0])
+    bundler.restore(bundle, second, devices=[0], trust="code")
+    names = (SOURCE, CACHE)
+    first.rename(directory / "away")
+    return {
+        "files": {name: (second / FOLDER / name).stat().st_size for name in names},
+        "restored_without_trust": [name for name in names if (untrusted / FOLDER / name).exists()],
+        "equal_result": _step(second, "load") == captured,
+    }
+
+
+def _step(directory: Path, name: str) -> list[list[float]]:
+    directory.mkdir(parents=True, exist_ok=True)
+    answer: list[list[float]] = processes.answer(
+        "tools.releases",
+        "torch",
+        "--step",
+        name,
+        os.fspath(directory),
+        environment={"TORCHINDUCTOR_CACHE_DIR": os.fspath(directory)},
+    )
+    return answer
+
+
+def _pair(directory: str) -> tuple[Path, Path]:
+    folder = Path(directory, FOLDER)
+    folder.mkdir(exist_ok=True)
+    return folder / SOURCE, folder / CACHE
+
+
+def _inputs() -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.randn(8, 8), torch.randn(8, 8)
+
+
+def _capture(directory: str) -> Any:
+    import torch
+    from torch.compiler import precompile
+
+    source, cache = _pair(directory)
+    with precompile.capture(torch.matmul, artifact_path=source, cache_path=cache) as capture:
+        return capture(*_inputs()).tolist()
+
+
+def _load(directory: str) -> Any:
+    from torch.compiler import precompile
+
+    return precompile.load(*_pair(directory))(*_inputs()).tolist()
+
+
+STEPS = {"carry": _carry, "capture": _capture, "load": _load}
