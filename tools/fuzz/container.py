@@ -15,12 +15,11 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import msgpack
 import zstandard
-
-from tools.fuzz.table_content import SCHEMA, to_tables
 
 MAGIC = b"\x89TBNDL\r\n"
 HEADER = struct.Struct("<8sHHIIIQQ")
@@ -28,6 +27,10 @@ HEADER_BYTES = HEADER.size + 32
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
 STORED, ZSTD = 0, 1
 DECODED_BYTES = 1 << 24
+SCHEMA = 2
+MAX_CUT_BYTES = 1 << 16
+SIZE_TABLE, NAME_TABLE, TARGET_TABLE, TOOLCHAIN_TABLE, SPEC_TABLE = range(2, 7)
+LIST_TABLE, PIECE_TABLE, KERNEL_TABLE = range(7, 10)
 
 
 @lru_cache(16)
@@ -329,3 +332,172 @@ def bound(change: Callable[..., Any], *values: Any) -> Callable[[Draft], Any]:
     the change is made.
     """
     return lambda made: change(made, *values)
+
+
+def to_tables(document: list[Any]) -> list[Any]:
+    """Return the content of these rows; what is too wrong for that stays as it is."""
+    try:
+        return _to_tables(document)
+    except (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException):
+        return document
+
+
+def _to_tables(document: list[Any]) -> list[Any]:
+    schema, blobs, kernels, tuning, helpers, opaque, records, *more = document
+    names, targets, toolchains, specs, lists, pieces = (_Numbers() for _ in range(6))
+    rows = []
+    for key, name, target, files, spec, facts, parts, toolchain, *further in kernels:
+        starred = [
+            [
+                "*" + item[len(name) :] if name and item.startswith(name) else item
+                for item, *_ in files
+            ]
+        ]
+        spans = [_with_position(position, file[2]) for position, file in enumerate(files)]
+        references = [
+            [file[1] for file in files],
+            [*chain.from_iterable(spans)],
+            pieces.runs(facts),
+            pieces.runs(parts),
+        ]
+        own = [None, *spec[1:]] if spec and spec[0] == name else spec
+        rows.append(
+            [
+                key,
+                names[name],
+                targets[target],
+                toolchains[toolchain],
+                specs[own],
+                lists[starred[0]],
+                references,
+                *further,
+            ]
+        )
+
+    def placed(entries: list[Any]) -> list[Any]:
+        return [[path, file[1], file[2], *rest] for path, file, *rest in entries]
+
+    tables = [table.items for table in (names, targets, toolchains, specs, lists, pieces)]
+    return [
+        schema,
+        b"".join(digest for digest, *_ in blobs),
+        [size for _, size, *_ in blobs],
+        *tables,
+        rows,
+        placed(tuning),
+        placed(helpers),
+        placed(opaque),
+        records,
+        *more,
+    ]
+
+
+def to_rows(document: list[Any]) -> list[Any]:
+    """Return the rows of a sound content."""
+    schema, digests, sizes, names, targets, toolchains, specs, lists, pieces = document[
+        :KERNEL_TABLE
+    ]
+    rows, *placed, records = document[KERNEL_TABLE:]
+
+    def join(runs: list[int] | None) -> bytes | None:
+        if runs is None:
+            return None
+        return b"".join(
+            b"".join(pieces[at : at + number])
+            for at, number in zip(runs[::2], runs[1::2], strict=True)
+        )
+
+    kernels = []
+    for key, name, target, toolchain, spec, file_list, (blobs, spans, facts, parts) in rows:
+        files = [
+            [item.replace("*", names[name]), blob, []]
+            for item, blob in zip(lists[file_list], blobs, strict=True)
+        ]
+        for start in range(0, len(spans), 4):
+            files[spans[start]][2] += spans[start + 1 : start + 4]
+        own = [names[name] if specs[spec][0] is None else specs[spec][0], *specs[spec][1:]]
+        kernels.append(
+            [
+                key,
+                names[name],
+                targets[target],
+                files,
+                own,
+                join(facts),
+                join(parts),
+                toolchains[toolchain],
+            ]
+        )
+    entries = [
+        [[path, [path.rpartition("/")[2], blob, spans], *rest] for path, blob, spans, *rest in part]
+        for part in placed
+    ]
+    blob_table = [[digests[32 * number :][:32], size] for number, size in enumerate(sizes)]
+    return [schema, blob_table, kernels, *entries, records]
+
+
+def blob_table(document: list[Any]) -> list[tuple[bytes, int]]:
+    """Return digest and size of each blob of a content."""
+    return [
+        (document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZE_TABLE])
+    ]
+
+
+def _with_position(position: int, spans: Any) -> list[Any]:
+    return [
+        number
+        for start in range(0, len(spans), 3)
+        for number in (position, *spans[start : start + 3])
+    ]
+
+
+class _Numbers:
+    """A table in the making: equal items have one number."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._known: dict[bytes, int] = {}
+
+    def __getitem__(self, item: Any) -> int:
+        packed = msgpack.packb(item, unicode_errors="surrogatepass")
+        if packed not in self._known:
+            self._known[packed] = len(self.items)
+            self.items.append(item)
+        return self._known[packed]
+
+    def runs(self, document: bytes | None) -> list[int] | None:
+        """Cut a document, and return the runs of its pieces."""
+        if document is None:
+            return None
+        numbers = [self[piece] for piece in _cut(document)]
+        begins = [
+            at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1
+        ]
+        return [
+            *chain.from_iterable(
+                (numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)])
+            )
+        ]
+
+
+def _cut(document: bytes) -> list[bytes]:
+    starts = [0]
+    for number, (start, end) in enumerate(_members(document)):
+        starts += [start] if number else []
+        starts += [start + inner for inner, _ in _members(document[start:end])[1:]]
+    return [document[start:end] for start, end in pairwise([*starts, len(document)])]
+
+
+def _members(document: bytes) -> list[tuple[int, int]]:
+    """Return where each member of an array begins and ends."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(document)
+    try:
+        count, places = unpacker.read_array_header(), []
+        for _ in range(count if len(document) <= MAX_CUT_BYTES else 0):
+            start = unpacker.tell()
+            unpacker.skip()
+            places.append((start, unpacker.tell()))
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        return []
+    return places if places and places[-1][1] == len(document) else []

@@ -27,10 +27,11 @@ from tools.fuzz.container import (
     DraftKernel,
     File,
     Parts,
+    blob_table,
     pack,
     raw_dictionary,
+    to_rows,
 )
-from tools.fuzz.table_content import blob_table, to_rows
 
 # Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
 BORDERS = [
