@@ -4,7 +4,7 @@
     python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
 
 Half of the bundles are golden ones (tests/data/v2.0): every second of these was damaged in its
-bytes, its manifest or its container, the others by the meaning of their fields (structure.py), and
+bytes, its manifest or its container, the others by the meaning of their fields (`structured` of mutations.py), and
 those are launched dry, stored and tuned with too.  Half are made from scratch: each attack of
 hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks.  Each is opened, read,
 verified, selected from and merged; each accepted one, each fiftieth, and a part of the hostile ones
@@ -31,8 +31,7 @@ from tools.fuzz import workers
 from tools.fuzz.container import draft
 from tools.fuzz.hostile import hostile
 from tools.fuzz.judge import Judge, working_directory
-from tools.fuzz.mutations import mutated
-from tools.fuzz.structure import structured
+from tools.fuzz.mutations import mutated, structured
 from tools.shared.processes import ROOT
 
 GOLDEN = ROOT / "tests" / "data" / "v2.0"
