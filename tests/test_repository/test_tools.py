@@ -357,8 +357,8 @@ from tools.fuzz import bundle, workers
 forking = multiprocessing.get_context("fork")
 workers.multiprocessing.get_context = lambda name: forking
 bundle.MEMORY_BYTES = 1 << 28
-make = bundle.Cases.make
-bundle.Cases.make = lambda self, number: (bytearray(1 << 29), make(self, number))[1]
+make = bundle.Bundles.case
+bundle.Bundles.case = lambda self, number: (bytearray(1 << 29), make(self, number))[1]
 judged = {0: lambda: "fine", 1: lambda: bytearray(200 << 20) and "fits", 2: lambda: bytearray(1 << 29)}
 bundle.structural = lambda number: number
 bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()

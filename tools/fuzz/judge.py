@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -119,12 +119,10 @@ class Judge:
             outcomes += [*_select(bundle), *_merge(bundle, self.golden[golden])]
             if used:
                 outcomes += [typed(call) for call in uses(bundle, self.place / "used")]
-            errors = [
-                type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
-            ]
-            if restore or (restore is None and not errors):
+            error = first_error(outcomes)
+            if restore or (restore is None and error == ACCEPTED):
                 self.restore(bundle, data, golden)
-        return errors[0] if errors else ACCEPTED
+        return error
 
     def restore(self, bundle: Bundle, data: bytes, golden: int) -> None:
         """Restore in every way, over nothing, over itself and over another bundle, and look at what
@@ -453,6 +451,12 @@ def typed(call: Callable[[], T]) -> T | BundlerError:
         except BundlerError as error:
             _printable(str(error))
             return error
+
+
+def first_error(outcomes: Iterable[object]) -> str:
+    """Return the class of the first error of ours among what calls led to, or `accepted`."""
+    errors = (type(one).__name__ for one in outcomes if isinstance(one, BundlerError))
+    return next(errors, ACCEPTED)
 
 
 def _printable(text: str) -> None:

@@ -23,10 +23,9 @@ from typing import Any
 
 import bundler
 from bundler.backends.redis import server_exchange
-from bundler.errors import BundlerError
 from tools.fuzz import workers
-from tools.fuzz.judge import ACCEPTED, typed
-from tools.fuzz.redis_values import sound, uses
+from tools.fuzz.judge import first_error, typed
+from tools.fuzz.redis import sound, uses
 from tools.shared.fake_redis import FakeRedis
 
 MEMORY_BYTES = 2 << 30
@@ -115,16 +114,15 @@ class Case:
 
     def judge(self, bundle: Any) -> str:
         """Return the class of the first error, or `accepted`; raises `Finding`."""
-        errors = []
+        outcomes = []
         with FakeRedis(self.answer) as server:
             scheme = self._chance.choice(["redis", "redis", "redis+cluster"])
             with bundler.open_store(server.url(scheme), timeout_s=1, connect_timeout_s=1) as store:
                 acts = _acts(store, bundle)
                 for name in self._chance.sample(sorted(acts), 4):
                     self.done.append(name)
-                    if isinstance(error := typed(acts[name]), BundlerError):
-                        errors.append(type(error).__name__)
-        return errors[0] if errors else ACCEPTED
+                    outcomes.append(typed(acts[name]))
+        return first_error(outcomes)
 
 
 def _acts(store: Any, bundle: Any) -> dict[str, Callable[[], object]]:
