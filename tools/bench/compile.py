@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import compile_sides
-from tools.bench.bundle import concluded
 from tools.bench.compile_sides import WORKERS
+from tools.bench.floors import concluded
 from tools.bench.sides import arguments
 from tools.shared import measurement
 from tools.shared.measurement import median, medians, ratios, row, shown

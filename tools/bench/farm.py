@@ -31,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tools.bench.floors import concluded
 from tools.shared import measurement
 from tools.shared.processes import ROOT
 
@@ -262,9 +263,7 @@ def main() -> int:
         "rounds": rounds,
         "rows": compare(engines, workers, kernels, rounds),
     }
-    missed = measurement.report("bench-farm", result, options.results)
-    measurement.missed(missed)
-    return 1 if options.check and missed else 0
+    return concluded("bench-farm", result, options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import tables
-from tools.bench.bundle import concluded
+from tools.bench.floors import concluded
 from tools.bench.memory import multiply, peak_bytes
 from tools.bench.sides import arguments, working_folder
 from tools.shared import measurement
