@@ -10,7 +10,7 @@ import pytest
 
 import bundler
 from bundler.lifecycle import restoration
-from tools.bench import floors, fresh, missed_targets, scale
+from tools.bench import floors, fresh, page, scale
 from tools.bench.floors import IN_THREADS, THREADS, bare_steps
 from tools.shared.measurement import row
 
@@ -113,7 +113,7 @@ def test_the_table_has_each_step_in_the_order_of_a_restore():
 
 def test_not_reached_names_the_floor():
     """The line of the page, behind the reason."""
-    (line,) = missed_targets.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
+    (line,) = page.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
     assert line.startswith(
         "**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: "
     )
