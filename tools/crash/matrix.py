@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.crash import worker
-from tools.crash.cases import KINDS, Case
+from tools.crash.cases import KINDS, Case, Materials, every_case
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, Helper, command
 
@@ -108,7 +108,7 @@ class Matrix:
             Helper("tools.crash.worker", str(materials), str(place), environment=preloaded)
             for place in places
         ]
-        self.cases = worker.cases(materials)
+        self.cases = every_case(Materials(materials))
 
     def calls(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the calls that each case makes when nothing goes wrong."""
