@@ -50,14 +50,13 @@ def pack(document: Any) -> bytes:
     return packed
 
 
-def compressed(raw: bytes, prefix: bytes = b"", level: int = 3) -> bytes:
+def compressed(raw: bytes, level: int = 3) -> bytes:
     """Return raw bytes as a frame that declares its size and has a checksum."""
     compressor = zstandard.ZstdCompressor(
         level=level,
         write_checksum=True,
         write_content_size=True,
         write_dict_id=False,
-        dict_data=raw_dictionary(prefix),
     )
     return compressor.compress(raw)
 

@@ -690,9 +690,9 @@ def _reused_blob(made: Draft) -> None:
     ]
 
 
-def _prefixed(made: Draft, count: int, prefix: list[int], raw: bytes = b"graph") -> None:
+def _prefixed(made: Draft, count: int, prefix: list[int]) -> None:
     """Add opaque files, each in a section of its own with this prefix."""
-    files = [File("g", raw + str(n).encode()) for n in range(count)]
+    files = [File("g", b"graph" + str(n).encode()) for n in range(count)]
     made.opaque += [(f"{n}/g", file) for n, file in enumerate(files)]
 
     def change(parts: Any) -> None:
