@@ -82,18 +82,7 @@ def main() -> int:
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
                 profile = profiles(planted, work, serving["ours"], profiled)
-                floor = {
-                    what: stepped(
-                        serving["ours"],
-                        "bare_steps",
-                        work / "bundle",
-                        work / "out",
-                        what,
-                        into=work / "out",
-                        rounds=profiled,
-                    )
-                    for what in ("all", "launch")
-                }
+                floor = floors_of(work, serving["ours"], profiled)
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
@@ -176,6 +165,15 @@ def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict
     return {
         name: stepped(side, job, *given, into=into, rounds=rounds)
         for name, (job, given, into) in jobs.items()
+    }
+
+
+def floors_of(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of the bare steps of a restore of everything, and of the launch set."""
+    bundle, out = work / "bundle", work / "out"
+    return {
+        what: stepped(side, "bare_steps", bundle, out, what, into=out, rounds=rounds)
+        for what in ("all", "launch")
     }
 
 
