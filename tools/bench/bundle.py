@@ -89,7 +89,7 @@ def main() -> int:
         rows = [
             *_bundle_rows(places, kernels),
             fresh,
-            *corpus(work),
+            *(line for name, top in real_caches(work) for line in _corpus_rows(name, top)),
             *memory(cache, work, few or MEMORY_ROUNDS),
         ]
     result = {
@@ -189,11 +189,6 @@ def real_caches(into: Path) -> Iterator[tuple[str, Path]]:
         (top,) = folder.iterdir()
         yield folder.name, top
         shutil.rmtree(folder)
-
-
-def corpus(work: Path) -> list[dict[str, Any]]:
-    """Return the sizes of bundles of real caches."""
-    return [line for name, top in real_caches(work) for line in _corpus_rows(name, top)]
 
 
 def _bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,9 @@ def compile_number(number: int) -> float:
     function by its name.
     """
     started = time.perf_counter()
-    compile_variant(*_variant(number))
-    return time.perf_counter() - started
-
-
-@functools.cache
-def _variants(count: int) -> list[Any]:
-    return list(variants(count))
-
-
-def _variant(number: int) -> Any:
     # Which kernel has a number does not depend on how many there are.
-    return _variants(1 << number.bit_length())[number]
+    compile_variant(*next(islice(variants(number + 1), number, None)))
+    return time.perf_counter() - started
 
 
 def serial(count: int) -> Figures:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from tools.cluster.replay import Turn
 from tools.shared import kernel_variants
@@ -307,20 +308,15 @@ def note(compile_log: Any, rank: int, key: str) -> None:
         commands.hincrby(CompileLog.COMPILES, key, 1).hset(CompileLog.RANKS, key, rank).execute()
 
 
-def port_of(url: str) -> int:
-    """Return the port in a URL of `redis_server.Server.url`."""
-    return int(url.rpartition(":")[2].partition("/")[0])
-
-
 def answer(job: Job, every: Sequence[Found]) -> str:
     """Leave the waits in the job's file and return the line that a process answers."""
     with open(job.samples, "wb") as file:
         array.array("f", [wait for found in every for wait in found.waits_s]).tofile(file)
-    sockets = [one for one in Counted.every if one.port == port_of(job.url)]
+    sockets = [one for one in Counted.every if one.port == urlsplit(job.url).port]
     if job.record:
-        Path(job.record).write_text(
-            json.dumps([turn.encode() for one in sockets for turn in one.turns])
-        )
+        turns = [turn for one in sockets for turn in one.turns]
+        said_bytes = [(turn.question.decode("latin-1"), turn.answer_bytes) for turn in turns]
+        Path(job.record).write_text(json.dumps(said_bytes))
     errors = [error for found in every for error in found.errors]
     said = {
         "how": sum((found.how for found in every), Counter()),
