@@ -83,8 +83,8 @@ class Case:
     """
 
     name: str
-    says: str
     fault: Callable[[ObjectServer], Fault] | None = None
+    says: str = "StoreUnavailable"
     place: Literal["server", "nobody", "queue", "tls", "no tls", "elsewhere"] = "server"
     seconds: float = 3.0
 
@@ -145,83 +145,57 @@ def _changed(answer: Answer) -> Answer:
 
 
 CASES = (
-    Case("nobody listens on the port", "StoreUnavailable", place="nobody"),
-    Case("connections are never accepted", "StoreUnavailable", place="queue"),
+    Case("nobody listens on the port", place="nobody"),
+    Case("connections are never accepted", place="queue"),
+    Case("the server takes requests and never answers", _every(lambda a: replace(a, late_s=None))),
     Case(
-        "the server takes requests and never answers",
-        "StoreUnavailable",
-        _every(lambda a: replace(a, late_s=None)),
+        "each answer comes 0.2 s late",
+        _every(lambda a: replace(a, late_s=0.2)),
+        says="",
+        seconds=10,
     ),
-    Case("each answer comes 0.2 s late", "", _every(lambda a: replace(a, late_s=0.2)), seconds=10),
-    Case("500 to everything", "StoreUnavailable", _always(500, "InternalError")),
-    Case("503 with Retry-After of an hour", "StoreUnavailable", _always(503, "SlowDown", _HOUR)),
-    Case(
-        "429 with Retry-After of an hour",
-        "StoreUnavailable",
-        _always(429, "TooManyRequests", _HOUR),
-    ),
-    Case("503 once", "", _first(1, 503)),
-    Case("wrong credentials (403)", "AccessDenied", _always(403, "InvalidAccessKeyId")),
+    Case("500 to everything", _always(500, "InternalError")),
+    Case("503 with Retry-After of an hour", _always(503, "SlowDown", _HOUR)),
+    Case("429 with Retry-After of an hour", _always(429, "TooManyRequests", _HOUR)),
+    Case("503 once", _first(1, 503), says=""),
+    Case("wrong credentials (403)", _always(403, "InvalidAccessKeyId"), says="AccessDenied"),
     Case(
         "a signature that does not match (403)",
-        "AccessDenied",
         _always(403, "SignatureDoesNotMatch"),
+        says="AccessDenied",
     ),
     Case(
         "a clock that is off by 15 minutes (403)",
-        "AccessDenied",
         _always(403, "RequestTimeTooSkewed"),
+        says="AccessDenied",
     ),
-    Case("an expired session token (400)", "AccessDenied", _always(400, "ExpiredToken")),
-    Case("no such bucket (404)", "StoreUnavailable", _always(404, "NoSuchBucket")),
-    Case(
-        "a bucket of another region (301 without a place)",
-        "StoreUnavailable",
-        _always(301, "PermanentRedirect"),
-    ),
-    Case("307 to another host that has no store", "StoreUnavailable", place="elsewhere"),
+    Case("an expired session token (400)", _always(400, "ExpiredToken"), says="AccessDenied"),
+    Case("no such bucket (404)", _always(404, "NoSuchBucket")),
+    Case("a bucket of another region (301 without a place)", _always(301, "PermanentRedirect")),
+    Case("307 to another host that has no store", place="elsewhere"),
     Case(
         "307 in a circle",
-        "StoreUnavailable",
         lambda server: lambda asked, _: Answer(307, {"Location": f"{server.endpoint}{asked.path}"}),
     ),
-    Case("a certificate that nobody vouches for", "StoreUnavailable", place="tls"),
-    Case("a server that speaks no TLS", "StoreUnavailable", place="no tls"),
-    Case(
-        "the catalog is cut off",
-        "StoreUnavailable",
-        _reads(CATALOG, lambda a: replace(a, sent=len(a.body) // 2)),
-    ),
-    Case("the catalog has another byte", "StoreUnavailable", _reads(CATALOG, _changed)),
+    Case("a certificate that nobody vouches for", place="tls"),
+    Case("a server that speaks no TLS", place="no tls"),
+    Case("the catalog is cut off", _reads(CATALOG, lambda a: replace(a, sent=len(a.body) // 2))),
+    Case("the catalog has another byte", _reads(CATALOG, _changed)),
     Case(
         "the catalog says that it has 1 TB",
-        "StoreUnavailable",
         _reads(CATALOG, lambda a: replace(a, length=10**12, sent=len(a.body))),
     ),
     Case(
         "a page of a proxy instead of the catalog",
-        "StoreUnavailable",
         _reads(CATALOG, lambda a: replace(a, body=b"<html>log in</html>")),
     ),
-    Case(
-        "packs are cut off",
-        "StoreUnavailable",
-        _reads(PACKS, lambda a: replace(a, sent=len(a.body) // 2)),
-    ),
-    Case(
-        "packs come shorter than they are",
-        "StoreUnavailable",
-        _reads(PACKS, lambda a: replace(a, body=a.body[:-1])),
-    ),
-    Case("packs have another byte", "NotFound", _reads(PACKS, _changed)),
-    Case(
-        "ranges of packs are refused (416)",
-        "StoreUnavailable",
-        _reads(PACKS, lambda _: Answer(416)),
-    ),
-    Case("each answer has another ETag", "", _every(_another_etag)),
-    Case("the server dies after one request", "StoreUnavailable", _dies_after(1)),
-    Case("the server dies after two requests", "StoreUnavailable", _dies_after(2)),
+    Case("packs are cut off", _reads(PACKS, lambda a: replace(a, sent=len(a.body) // 2))),
+    Case("packs come shorter than they are", _reads(PACKS, lambda a: replace(a, body=a.body[:-1]))),
+    Case("packs have another byte", _reads(PACKS, _changed), says="NotFound"),
+    Case("ranges of packs are refused (416)", _reads(PACKS, lambda _: Answer(416))),
+    Case("each answer has another ETag", _every(_another_etag), says=""),
+    Case("the server dies after one request", _dies_after(1)),
+    Case("the server dies after two requests", _dies_after(2)),
 )
 
 

@@ -201,33 +201,28 @@ def not_whole(directory: Path, files: Files) -> Problem | None:
     """Say why a kernel directory is not exactly these files and a group file that names them: an
     independent reader.
     """
+
+    def partial(text: str) -> Problem:
+        return Problem("partial", f"{directory.name}: {text}")
+
     there = sorted(os.listdir(directory))
     groups = [name for name in there if name.startswith(GROUP)]
     if len(groups) != 1:
-        return Problem("partial", f"{directory.name}: {len(groups)} group files")
+        return partial(f"{len(groups)} group files")
     try:
         children = json.loads((directory / groups[0]).read_bytes())["child_paths"]
     except (ValueError, KeyError) as error:
-        return Problem("partial", f"{directory.name}: group file cannot be read: {error!r}")
+        return partial(f"group file cannot be read: {error!r}")
     if children != {name: str(directory / name) for name in files}:
-        return Problem(
-            "partial",
-            f"{directory.name}: the group file lists {sorted(children)}, expected {sorted(files)}",
-        )
+        return partial(f"the group file lists {sorted(children)}, expected {sorted(files)}")
     if there != sorted([*files, *groups]):
-        return Problem(
-            "partial",
-            f"{directory.name}: holds {there}, expected {sorted(files)} and the group file",
-        )
+        return partial(f"holds {there}, expected {sorted(files)} and the group file")
     for name, data in files.items():
         found = (directory / name).read_bytes()
         if hashlib.sha256(found).digest() != hashlib.sha256(data).digest():
             kind: Kind = "partial" if data.startswith(found) else "wrong bytes"
-            return Problem(
-                kind,
-                f"{directory.name}/{name}: {len(found)} bytes that are not the expected"
-                f" {len(data)}",
-            )
+            text = f"{len(found)} bytes that are not the expected {len(data)}"
+            return Problem(kind, f"{directory.name}/{name}: {text}")
     return None
 
 
