@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
@@ -29,8 +30,8 @@ STORED, ZSTD = 0, 1
 DECODED_BYTES = 1 << 24
 SCHEMA = 2
 MAX_CUT_BYTES = 1 << 16
-SIZE_TABLE, NAME_TABLE, TARGET_TABLE, TOOLCHAIN_TABLE, SPEC_TABLE = range(2, 7)
-LIST_TABLE, PIECE_TABLE, KERNEL_TABLE = range(7, 10)
+#: Where a content has its tables.
+Table = IntEnum("Table", "SIZES NAMES TARGETS TOOLCHAINS SPECS LISTS PIECES KERNELS", start=2)
 
 
 @lru_cache(16)
@@ -293,44 +294,9 @@ def draft() -> Draft:
     return Draft([kernel(), second], tuning)
 
 
-def value_chain(depth: int) -> list[Any]:
-    """Return a tagged value inside so many lists."""
-    value: list[Any] = ["none", None]
-    for _ in range(depth):
-        value = ["list", [value]]
-    return value
-
-
 def nested(depth: int) -> bytes:
     """Return msgpack of so many arrays, each in the one before."""
     return b"\x91" * depth + b"\xc0"
-
-
-@dataclass(frozen=True)
-class Attack:
-    """A way to make a bundle wrong; `heavy` ones take seconds."""
-
-    name: str
-    change: Callable[[Draft], Any]
-    heavy: bool = False
-
-    @property
-    def family(self) -> str:
-        """The part of the name before the first slash."""
-        return self.name.partition("/")[0]
-
-    def make(self) -> bytes:
-        """Return the bundle."""
-        made = draft()
-        self.change(made)
-        return made.join()
-
-
-def bound(change: Callable[..., Any], *values: Any) -> Callable[[Draft], Any]:
-    """Return a change with its further arguments given: a loop's variable would be another one when
-    the change is made.
-    """
-    return lambda made: change(made, *values)
 
 
 def to_tables(document: list[Any]) -> list[Any]:
@@ -394,9 +360,9 @@ def _to_tables(document: list[Any]) -> list[Any]:
 def to_rows(document: list[Any]) -> list[Any]:
     """Return the rows of a sound content."""
     schema, digests, sizes, names, targets, toolchains, specs, lists, pieces = document[
-        :KERNEL_TABLE
+        : Table.KERNELS
     ]
-    rows, *placed, records = document[KERNEL_TABLE:]
+    rows, *placed, records = document[Table.KERNELS :]
 
     def join(runs: list[int] | None) -> bytes | None:
         if runs is None:
@@ -438,7 +404,7 @@ def to_rows(document: list[Any]) -> list[Any]:
 def blob_table(document: list[Any]) -> list[tuple[bytes, int]]:
     """Return digest and size of each blob of a content."""
     return [
-        (document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZE_TABLE])
+        (document[1][32 * number :][:32], size) for number, size in enumerate(document[Table.SIZES])
     ]
 
 

@@ -14,6 +14,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import Any
@@ -24,27 +25,18 @@ import zstandard
 from tools.fuzz.container import (
     CONTENT,
     IR,
-    KERNEL_TABLE,
     LAUNCH,
-    LIST_TABLE,
-    NAME_TABLE,
     OBSERVED,
     OPAQUE,
-    PIECE_TABLE,
-    SIZE_TABLE,
-    SPEC_TABLE,
     STORED,
-    TARGET_TABLE,
-    TOOLCHAIN_TABLE,
     ZSTD,
-    Attack,
     Draft,
     DraftKernel,
     File,
     Part,
     Parts,
+    Table,
     blob_table,
-    bound,
     compressed,
     draft,
     kernel,
@@ -54,7 +46,6 @@ from tools.fuzz.container import (
     noise,
     pack,
     sha256,
-    value_chain,
 )
 from tools.fuzz.mutations import flip, mutated
 
@@ -224,6 +215,41 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "warps-infinite": {"num_warps": float("inf")},
     "more": {"class": 1, "_x": 2, "": 3},
 }
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to make a bundle wrong; `heavy` ones take seconds."""
+
+    name: str
+    change: Callable[[Draft], Any]
+    heavy: bool = False
+
+    @property
+    def family(self) -> str:
+        """The part of the name before the first slash."""
+        return self.name.partition("/")[0]
+
+    def make(self) -> bytes:
+        """Return the bundle."""
+        made = draft()
+        self.change(made)
+        return made.join()
+
+
+def bound(change: Callable[..., Any], *values: Any) -> Callable[[Any], Any]:
+    """Return a change with its further arguments given: a loop's variable would be another one when
+    the change is made.
+    """
+    return lambda made: change(made, *values)
+
+
+def value_chain(depth: int) -> list[Any]:
+    """Return a tagged value inside so many lists."""
+    value: list[Any] = ["none", None]
+    for _ in range(depth):
+        value = ["list", [value]]
+    return value
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
@@ -791,7 +817,7 @@ def _raw(data: bytes, kind: int = CONTENT) -> Change:
 
 # What takes least bytes for its memory, and the fields that may be long.
 _UNITS = {"nils": b"\xc0", "texts": b"\xa2ab", "ones": b"\x91\xc0"}
-_LONG = (NAME_TABLE, LIST_TABLE, PIECE_TABLE, KERNEL_TABLE, 12, 13)
+_LONG = (Table.NAMES, Table.LISTS, Table.PIECES, Table.KERNELS, 12, 13)
 # Where a kernel refers to what, and which of that counts pieces.
 _REFERENCES, _FACTS, _PARTS = 6, 2, 3
 
@@ -809,7 +835,7 @@ def _in_kernel(*place: int, value: Any) -> Change:
     """Put a value into the row of the first kernel."""
 
     def edit(document: list[Any]) -> None:
-        row = document[KERNEL_TABLE][0]
+        row = document[Table.KERNELS][0]
         for at in place[:-1]:
             row = row[at]
         row[place[-1]] = value
@@ -877,34 +903,34 @@ def _runs() -> Iterator[tuple[str, Change]]:
 
 
 def _put_runs(document: list[Any], pieces: list[bytes], runs: list[Any]) -> None:
-    document[PIECE_TABLE] = pieces
-    for row in document[KERNEL_TABLE]:
+    document[Table.PIECES] = pieces
+    for row in document[Table.KERNELS]:
         row[_REFERENCES][_FACTS] = runs
         row[_REFERENCES][_PARTS] = None
 
 
 def _wrong_tables() -> Iterator[tuple[str, Change]]:
-    for table in (NAME_TABLE, TARGET_TABLE, TOOLCHAIN_TABLE, SPEC_TABLE, LIST_TABLE):
+    for table in (Table.NAMES, Table.TARGETS, Table.TOOLCHAINS, Table.SPECS, Table.LISTS):
         yield f"repeated-{table}", _in_table(table, lambda rows: rows.append(rows[0]))
         yield f"turned-{table}", _in_table(table, list.reverse)
         yield f"empty-{table}", _in_table(table, list.clear)
-    yield "unused-name", _in_table(NAME_TABLE, lambda names: names.append("nobody"))
+    yield "unused-name", _in_table(Table.NAMES, lambda names: names.append("nobody"))
     yield "unused-blob", _table(_add_blob)
     yield "digest-short", _digests(lambda digests: digests[:-1])
     yield "digests-turned", _digests(lambda d: d[32:64] + d[:32] + d[64:])
-    yield "sizes-more", _in_table(SIZE_TABLE, lambda sizes: sizes.append(0))
+    yield "sizes-more", _in_table(Table.SIZES, lambda sizes: sizes.append(0))
     items = {"star": "*", "stars": "**", "inside": "k*.json", "absolute": "/*", "up": "../*"}
     for label, item in (items | {"empty": "", "dots": "*.."}).items():
         yield (
             f"list-{label}",
-            _in_table(LIST_TABLE, bound(lambda lists, x: _first(lists[0], x), item)),
+            _in_table(Table.LISTS, bound(lambda lists, x: _first(lists[0], x), item)),
         )
     more = [f"*.{n}" for n in range(70)]
-    yield "list-long", _in_table(LIST_TABLE, lambda lists: lists[0].extend(more))
-    yield "list-large", _in_table(LIST_TABLE, lambda lists: lists.append(["x" * 200] * 30_000))
+    yield "list-long", _in_table(Table.LISTS, lambda lists: lists[0].extend(more))
+    yield "list-large", _in_table(Table.LISTS, lambda lists: lists.append(["x" * 200] * 30_000))
     names = {"up": "../k", "empty": "", "long": "k" * 4000, "group": "__grp__k", "star": "*"}
     for label, name in names.items():
-        yield f"name-{label}", _in_table(NAME_TABLE, bound(_first, name))
+        yield f"name-{label}", _in_table(Table.NAMES, bound(_first, name))
 
 
 def _first(rows: list[Any], value: Any) -> None:
@@ -917,7 +943,7 @@ def _digests(changed: Callable[[bytes], bytes]) -> Change:
 
 def _add_blob(document: list[Any]) -> None:
     document[1] += b"\xff" * 32
-    document[SIZE_TABLE].append(1)
+    document[Table.SIZES].append(1)
 
 
 def _field(field: int, packed: bytes) -> Change:

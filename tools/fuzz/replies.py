@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import resource
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,7 +27,6 @@ from tools.fuzz.judge import first_error, typed
 from tools.fuzz.redis import sound, uses
 from tools.shared.fake_redis import FakeRedis
 
-MEMORY_BYTES = 2 << 30
 # A listing may take a minute, which is too long for a case.
 LISTING_S = 1.0
 COMMANDS = (
@@ -137,12 +135,12 @@ class Replies(workers.Fuzzer):
     """Answers that no server gives."""
 
     name = "replies"
+    memory_bytes = 2 << 30
     accepts = ""
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
-        """Limit memory, and how long a listing may take."""
+        """Limit how long a listing may take."""
         server_exchange.LISTING_S = LISTING_S
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         self.bundle = bundler.Bundle.from_bytes(sound("1", "2", extra_bytes=300_000))
 
     def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:

@@ -44,18 +44,21 @@ class Fuzzer:
     Attributes:
         name: of the program.
         case_s: how long a case may take.
+        memory_bytes: how much memory a process may address once it is `ready`; None where that
+            limits it.
         accepts: what some cases end with, or the program attacks nothing; empty for none.
     """
 
     name = ""
     case_s = 10.0
+    memory_bytes: int | None = None
     accepts = "accepted"
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
-        """Prepare this process, and limit its memory.
+        """Prepare this process.
 
         Args:
             place: an empty directory of its own.
@@ -125,6 +128,8 @@ def _work(
         warnings.simplefilter("ignore")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         fuzzer.ready(place, job, made)
+        if fuzzer.memory_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (fuzzer.memory_bytes, fuzzer.memory_bytes))
         for number in numbers:
             results.send(_judged(fuzzer, number, results.send))
     results.close()
