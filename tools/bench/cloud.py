@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +99,26 @@ def measure(delay_s: float, kernels: int, rounds: int, cache: Path, work: Path) 
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
     out, bundle, names = work / "out", work / "bundle", work / "names"
-    with ExitStack() as stack:
-        server = listening("tools.shared.object_server", str(delay_s), str(cache))
+    with listening("tools.shared.object_server", str(delay_s), str(cache)) as port:
         # What is started now finds the stand-in by this.
-        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{stack.enter_context(server)}"
-        ours, plain = ("obstore", "bundler", STORE_URL), ("obstore",)
-        serving = stack.enter_context(sides(ours=ours, plain=plain))
-        if not bundle.exists():
-            recorded = serving["ours"].do("record", kernels, cache, bundle)
-            assert recorded["kernels"] == kernels, recorded
-        samples["push"] = [serving["ours"].do("push", STORE_URL, bundle)["push"]]
-        turns: list[Turn] = [
-            ("ours", f"ours {keep}", "pull", (STORE_URL, out, keep), "pull and restore")
-            for keep in ("all", "launch")
-        ]
-        turns += [
-            ("plain", _gets(count), "fetch", (BUCKET_URL, names, out, count), "get")
-            for count in AT_ONCE
-        ]
-        by_aws: Turn = ("plain", _AWS, "aws", (BUCKET_URL, out, "store/*"), "get")
-        for number in range(rounds):
-            again = [by_aws] if number < AWS_ROUNDS and aws_version() else []
-            take_turns([*turns, *again], samples, serving, out)
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        with sides(ours=("obstore", "bundler", STORE_URL), plain=("obstore",)) as serving:
+            if not bundle.exists():
+                recorded = serving["ours"].do("record", kernels, cache, bundle)
+                assert recorded["kernels"] == kernels, recorded
+            samples["push"] = [serving["ours"].do("push", STORE_URL, bundle)["push"]]
+            turns: list[Turn] = [
+                ("ours", f"ours {keep}", "pull", (STORE_URL, out, keep), "pull and restore")
+                for keep in ("all", "launch")
+            ]
+            turns += [
+                ("plain", _gets(count), "fetch", (BUCKET_URL, names, out, count), "get")
+                for count in AT_ONCE
+            ]
+            by_aws: Turn = ("plain", _AWS, "aws", (BUCKET_URL, out, "store/*"), "get")
+            for number in range(rounds):
+                again = [by_aws] if number < AWS_ROUNDS and aws_version() else []
+                take_turns([*turns, *again], samples, serving, out)
     return samples
 
 

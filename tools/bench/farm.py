@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.floors import concluded
+from tools.bench.sides import working_folder
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, captured, command
 
@@ -156,22 +157,15 @@ def measure(side: str, count: str, kernels: str, cache_dir: str) -> dict[str, fl
 
 def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, float]:
     """Run `measure` in a process of its own; returns what it printed."""
-    folder = tempfile.mkdtemp(prefix="farm-", dir=measurement.fast_directory())
-    words = ("--step", "measure", side, str(workers), str(kernels), f"{folder}/cache")
-    line = command("tools.bench.farm", *words)
-    if side == "mpi":
-        launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
-        line = [launcher, "-n", str(workers + 1), *line[:3], "-m", "mpi4py.futures", *line[3:]]
-    environment = os.environ | {
-        "TMPDIR": folder,
-        "HOME": folder,
-        "RAY_AUTH_MODE": "disabled",
-        _BUILT: str(built),
-    }
-    try:
+    with working_folder(measurement.fast_directory()) as folder:
+        words = ("--step", "measure", side, str(workers), str(kernels), str(folder / "cache"))
+        line = command("tools.bench.farm", *words)
+        if side == "mpi":
+            launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
+            line = [launcher, "-n", str(workers + 1), *line[:3], "-m", "mpi4py.futures", *line[3:]]
+        places = {"TMPDIR": str(folder), "HOME": str(folder), _BUILT: str(built)}
+        environment = os.environ | places | {"RAY_AUTH_MODE": "disabled"}
         done = captured(*line, env=environment, cwd=ROOT, timeout=_LIMIT_S)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
         raise RuntimeError(f"{side}: {done.stderr[-2000:]}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -183,8 +177,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Measure each engine beside the local pool, in turns; returns a row for each."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="farm-", dir=measurement.fast_directory()) as folder:
-        built = Path(folder)
+    with working_folder(measurement.fast_directory()) as built:
         compile_first(kernels + FIRST * max(workers), built)
         for count in workers:
             samples: dict[str, list[float]] = {name: [] for name in ("local", *engines)}

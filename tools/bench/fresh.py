@@ -195,13 +195,13 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
     from bundler.trust.trusted_keys import TrustedKey, write_key
 
     key = bundler.SigningKey.generate()
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
-        signed = Path(folder) / "signed.tbundle"
+    with working_folder(measurement.fast_directory()) as folder:
+        signed = folder / "signed.tbundle"
         bundler.sign(BUNDLE, key, output=signed)
         write_key(f"{folder}/keys", "bench", TrustedKey(key=base64.b64encode(key.public).decode()))
         settings = {"SIGNATURES": "require", "KEYS": f"{folder}/keys", "LOCAL": f"{folder}/local"}
         variables = {f"TRITON_BUNDLER_{name}": value for name, value in settings.items()}
-        into = Path(folder) / "into"
+        into = folder / "into"
         programs = [(code, str(signed), str(into)) for code in (_JUDGING, _JUDGING_STEPS_CODE)]
         said = [
             [json.loads(text) for _, text in found]

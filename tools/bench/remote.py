@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,31 +76,22 @@ def main() -> int:
     kernels, rounds, keep = options.kernels, options.rounds, options.keep
     cache = cache_of(kernels, keep)
     load = os.getloadavg()[0]
-    with ExitStack() as stack:
-        work = stack.enter_context(working_folder(measurement.fast_directory() or keep))
-        serving = stack.enter_context(
-            sides(
-                ours=("redis", "bundler", "redis://127.0.0.1"),
-                triton=("redis", "triton"),
-                plain=("redis",),
-            )
-        )
+    few = min(rounds, DELAYED_ROUNDS)
+    speaking = {"ours": ("redis", "bundler", "redis://127.0.0.1"), "triton": ("redis", "triton")}
+    with (
+        working_folder(measurement.fast_directory() or keep) as work,
+        sides(**speaking, plain=("redis",)) as serving,
+        running() as theirs,
+        running() as ours,
+    ):
         planted = plant(cache, work / "cache")
         recorded = serving["triton"].do("record", kernels, planted, work / "bundle")
         assert recorded["kernels"] == kernels, recorded
-        theirs = stack.enter_context(running())
         theirs_bytes = put_theirs(theirs, planted, work, serving["triton"])
-        ours = stack.enter_context(running())
         ours_bytes, pushed, again = put_ours(ours, work, serving["ours"], rounds)
         delays = {
             f"{delay * 1000:g} ms": measure(
-                delay,
-                min(rounds, DELAYED_ROUNDS) if delay else rounds,
-                planted,
-                work,
-                serving,
-                theirs,
-                ours,
+                delay, few if delay else rounds, planted, work, serving, theirs, ours
             )
             for delay in DELAYS_S
         }

@@ -126,7 +126,9 @@ def arguments(
 @contextmanager
 def working_folder(parent: Path | str | None) -> Iterator[Path]:
     """Make a folder for the time of a measurement."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
+    # Processes of an engine may still end while it is removed.
+    folder = tempfile.TemporaryDirectory(prefix="bench.", dir=parent, ignore_cleanup_errors=True)
+    with folder as name:
         yield Path(name)
 
 

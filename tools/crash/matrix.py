@@ -35,7 +35,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,18 +74,8 @@ class Cell:
         return self.case.partition("/")[0]
 
 
-@dataclass
-class Found:
-    """What the workers report."""
-
-    runs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    looks: Counter[str] = field(default_factory=Counter)
-    problems: list[tuple[Cell, dict[str, str]]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-
 class Matrix:
-    """The helpers, and the loop that feeds them."""
+    """The helpers, the loop that feeds them, and what they report."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         environment = {
@@ -97,7 +87,10 @@ class Matrix:
         make = command("tools.crash.triton_process", "make", str(materials))
         subprocess.run(make, check=True, env=environment, cwd=ROOT)
         preloaded = {**environment, "LD_PRELOAD": str(build_shim(folder))}
-        self.found = Found()
+        self.runs: Counter[tuple[str, str]] = Counter()
+        self.looks: Counter[str] = Counter()
+        self.problems: list[tuple[Cell, dict[str, str]]] = []
+        self.failures: list[str] = []
         self._triton = Helper("tools.crash.triton_process", "serve", environment=environment)
         self._turn = threading.Lock()
         places = [folder / f"worker-{number}" for number in range(jobs)]
@@ -140,7 +133,7 @@ class Matrix:
             try:
                 self._run(worker, cell)
             except (RuntimeError, ValueError, OSError) as error:
-                self.found.failures.append(f"{cell}: {error}")
+                self.failures.append(f"{cell}: {error}")
                 return
 
     def _run(self, worker: Helper, cell: Cell) -> None:
@@ -148,10 +141,10 @@ class Matrix:
         while "ask" in answer:
             with self._turn:
                 seen = self._triton.ask({"cache": answer["ask"], "compile": answer["compile"]})
-            self.found.looks.update(look["did"].partition(" ")[0] for look in seen)
+            self.looks.update(look["did"].partition(" ")[0] for look in seen)
             answer = worker.ask(seen)
-        self.found.runs[cell.entry, cell.fault] += 1
-        self.found.problems += [(cell, problem) for problem in answer["problems"]]
+        self.runs[cell.entry, cell.fault] += 1
+        self.problems += [(cell, problem) for problem in answer["problems"]]
 
 
 def main() -> int:
@@ -188,28 +181,27 @@ def main() -> int:
             matrix.run(cells)
         finally:
             matrix.close()
-    found = matrix.found
     print(f"{'entry point':<12}{'fault':<14}{'runs':>6}", *(f"{kind:>14}" for kind in KINDS))
-    for one in rows(found):
+    for one in rows(matrix):
         entry, fault, runs, *bad = one.values()
         print(f"{entry:<12}{fault:<14}{runs:>6}", *(f"{count:>14}" for count in bad))
-    result = summary(calls, found) | {"seed": options.seed, "sample": options.sample}
+    result = summary(calls, matrix) | {"seed": options.seed, "sample": options.sample}
     result["seconds"] = round(time.monotonic() - started, 1)
     path = measurement.save("crash-matrix", result, options.results)
     print(
-        f"{result['runs']} runs and {sum(found.looks.values())} lookups by Triton in"
+        f"{result['runs']} runs and {sum(matrix.looks.values())} lookups by Triton in"
         f" {result['seconds']} s; written to {path}"
     )
     # One of each kind and entry point first: a hundred like it tell no more.
-    problems = in_turn(found.problems, lambda one: (one[0].entry, one[1]["kind"]))
+    problems = in_turn(matrix.problems, lambda one: (one[0].entry, one[1]["kind"]))
     for cell, problem in problems[:SHOWN_PROBLEMS]:
         print(
             f"{problem['kind']}: {cell.case}, {cell.fault} at call {cell.at}: {problem['text']}",
             file=sys.stderr,
         )
-    for failure in found.failures:
+    for failure in matrix.failures:
         print(f"crash matrix: {failure}", file=sys.stderr)
-    return 1 if found.problems or found.failures else 0
+    return 1 if matrix.problems or matrix.failures else 0
 
 
 def in_turn(items: Iterable[T], name: Callable[[T], Hashable]) -> list[T]:
@@ -271,22 +263,22 @@ def shown_to_triton(cells: Sequence[Cell], cases: dict[str, Case], every: int) -
     return [marked(cell) for cell in cells]
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
+def rows(matrix: Matrix) -> list[dict[str, Any]]:
     """Return for each entry point and fault the runs, and what went wrong by kind."""
-    bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in found.problems)
+    bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in matrix.problems)
     return [
         {"entry": entry, "fault": fault, "runs": runs}
         | {kind: bad[entry, fault, kind] for kind in KINDS}
-        for (entry, fault), runs in sorted(found.runs.items())
+        for (entry, fault), runs in sorted(matrix.runs.items())
     ]
 
 
-def summary(calls: dict[str, list[str]], found: Found) -> dict[str, Any]:
+def summary(calls: dict[str, list[str]], matrix: Matrix) -> dict[str, Any]:
     """Return what goes to the result file."""
     return {
-        "runs": sum(found.runs.values()),
+        "runs": sum(matrix.runs.values()),
         "calls": {case: len(made) for case, made in calls.items()},
-        "rows": rows(found),
-        "lookups_by_triton": dict(sorted(found.looks.items())),
-        "problems": len(found.problems),
+        "rows": rows(matrix),
+        "lookups_by_triton": dict(sorted(matrix.looks.items())),
+        "problems": len(matrix.problems),
     }

@@ -59,6 +59,7 @@ from bundler.runtime.tuning.occupancy import usage_of
 from bundler.runtime.tuning.tuning_winners import config_of, record_of, table_entry
 from bundler.toolchain.identity import triton_dir
 from bundler.toolchain.replay import rekeyed_key
+from tools.shared.measurement import fast_directory
 
 ACCEPTED = "accepted"
 GROUP = "__grp__"
@@ -537,10 +538,7 @@ def _same(before: object, after: object, what: str) -> None:
 
 def working_directory() -> Path:
     """Return a new directory, in memory where the machine has such a file system."""
-    memory = Path("/dev/shm")  # noqa: S108  # the directory in it has a name that nobody can guess
-    return Path(
-        tempfile.mkdtemp(prefix="bundler-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
-    ).resolve()
+    return Path(tempfile.mkdtemp(prefix="bundler-fuzz-", dir=fast_directory())).resolve()
 
 
 def uses(bundle: Bundle, folder: Path) -> Iterator[Callable[[], Any]]:
