@@ -313,10 +313,8 @@ def _to_tables(document: list[Any]) -> list[Any]:
     rows = []
     for key, name, target, files, spec, facts, parts, toolchain, *further in kernels:
         starred = [
-            [
-                "*" + item[len(name) :] if name and item.startswith(name) else item
-                for item, *_ in files
-            ]
+            "*" + item[len(name) :] if name and item.startswith(name) else item
+            for item, *_ in files
         ]
         spans = [_with_position(position, file[2]) for position, file in enumerate(files)]
         references = [
@@ -326,18 +324,8 @@ def _to_tables(document: list[Any]) -> list[Any]:
             pieces.runs(parts),
         ]
         own = [None, *spec[1:]] if spec and spec[0] == name else spec
-        rows.append(
-            [
-                key,
-                names[name],
-                targets[target],
-                toolchains[toolchain],
-                specs[own],
-                lists[starred[0]],
-                references,
-                *further,
-            ]
-        )
+        numbers = [names[name], targets[target], toolchains[toolchain], specs[own], lists[starred]]
+        rows.append([key, *numbers, references, *further])
 
     def placed(entries: list[Any]) -> list[Any]:
         return [[path, file[1], file[2], *rest] for path, file, *rest in entries]
@@ -374,25 +362,15 @@ def to_rows(document: list[Any]) -> list[Any]:
 
     kernels = []
     for key, name, target, toolchain, spec, file_list, (blobs, spans, facts, parts) in rows:
+        label, documents = names[name], (join(facts), join(parts))
         files = [
-            [item.replace("*", names[name]), blob, []]
+            [item.replace("*", label), blob, []]
             for item, blob in zip(lists[file_list], blobs, strict=True)
         ]
         for start in range(0, len(spans), 4):
             files[spans[start]][2] += spans[start + 1 : start + 4]
-        own = [names[name] if specs[spec][0] is None else specs[spec][0], *specs[spec][1:]]
-        kernels.append(
-            [
-                key,
-                names[name],
-                targets[target],
-                files,
-                own,
-                join(facts),
-                join(parts),
-                toolchains[toolchain],
-            ]
-        )
+        own = [label if specs[spec][0] is None else specs[spec][0], *specs[spec][1:]]
+        kernels.append([key, label, targets[target], files, own, *documents, toolchains[toolchain]])
     entries = [
         [[path, [path.rpartition("/")[2], blob, spans], *rest] for path, blob, spans, *rest in part]
         for part in placed

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -183,19 +184,16 @@ class Judge:
         allowed = _Allowed(bundle, str(self.target), trust)
         groups, found = set(), dict(_files(self.target))
         for path, data in found.items():
-            if (
-                any(part.startswith("tmp.bundler.") for part in path.split("/"))
-                and path not in allowed.files
-            ):
-                if repaired and any(
-                    part.startswith("tmp.bundler.old.") for part in path.split("/")
-                ):
+            parts = path.split("/")
+            ours = any(part.startswith("tmp.bundler.") for part in parts)
+            if ours and path not in allowed.files:
+                if repaired and any(part.startswith("tmp.bundler.old.") for part in parts):
                     continue
                 raise Finding(f"left behind: {path}")
             if os.path.basename(path).startswith(GROUP):
                 groups.add(os.path.dirname(path))
                 _check_group(self.target, path, data)
-            elif path not in known and data not in allowed.bytes_of(path):
+            elif path not in known and data not in allowed.files.get(path, []):
                 raise Finding(f"{path}: {len(data)} bytes that trust={trust!r} does not say")
         for folder, paths in allowed.kernel_folders.items():
             left = [
@@ -258,9 +256,10 @@ class _Allowed:
     """What a bundle may put where."""
 
     def __init__(self, bundle: Bundle, target: str, trust: str) -> None:
-        self.files: dict[str, list[bytes]] = {}
+        # By path, what a file may hold.
+        self.files: defaultdict[str, list[bytes]] = defaultdict(list)
         self.companions: set[str] = set()
-        self.kernel_folders: dict[str, list[str]] = {}
+        self.kernel_folders: defaultdict[str, list[str]] = defaultdict(list)
         places = {0: target, 1: triton_dir()}
         devices = sorted({d for d in bundle.observed.devices if 0 <= d < DEVICES} | {0})
         trees = list(_trees(bundle))
@@ -283,18 +282,16 @@ class _Allowed:
                 for root in roots if not isinstance(entry, Opaque) else [""]:
                     places[0] = os.path.join(target, root).rstrip("/")
                     localized = localize(stored, artifact, places)
-                    self.files.setdefault(root + path, []).extend(
-                        [] if localized is None else [localized]
-                    )
+                    self.files[root + path] += [] if localized is None else [localized]
                     if isinstance(entry, Kernel):
-                        self.kernel_folders.setdefault(root + entry.key, []).append(root + path)
+                        self.kernel_folders[root + entry.key].append(root + path)
                     else:
                         self.companions.add(root + path)
 
         for tree in trees if trust == "code" else ():
             for path, _, chunks in tree["files"]:
                 joined = b"".join(tree["chunks"].get(chunk, b"") for chunk in chunks)
-                self.files.setdefault(path, []).append(joined)
+                self.files[path].append(joined)
                 self.companions.add(path)
 
         # Each tuning record is a file, named after its kernel and its parts, with a digest in
@@ -304,11 +301,7 @@ class _Allowed:
             name = id_of(record)
             kernel = re.sub(r"[^A-Za-z0-9_]", "_", record.kernel)[:80]
             path = f"bundler-tuning/{kernel}-{name.partition(':')[2][:32]}.tuning"
-            self.files.setdefault(path, []).append(to_file(record, tunings.get(name)))
-
-    def bytes_of(self, path: str) -> list[bytes]:
-        """Return what the file may hold."""
-        return self.files.get(path, [])
+            self.files[path].append(to_file(record, tunings.get(name)))
 
 
 def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
