@@ -44,7 +44,7 @@ def other_encoder():
     """The fuzzer's own way into the tables and out of them, which shares no code with the
     package.
     """
-    return _load(HERE.parents[1] / "tools" / "fuzz" / "table_content.py")
+    return importlib.import_module("tools.fuzz.container")
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 
 import bundler
 from bundler.lifecycle import restoration
-from tools.bench import floors, missed_targets, scale, signature_cost
-from tools.bench.bare_steps import IN_THREADS, THREADS, bare_steps
+from tools.bench import floors, fresh, page, scale
+from tools.bench.floors import IN_THREADS, THREADS, bare_steps
 from tools.shared.measurement import row
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -113,7 +113,7 @@ def test_the_table_has_each_step_in_the_order_of_a_restore():
 
 def test_not_reached_names_the_floor():
     """The line of the page, behind the reason."""
-    (line,) = missed_targets.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
+    (line,) = page.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
     assert line.startswith(
         "**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: "
     )
@@ -173,5 +173,5 @@ def test_the_parts_of_a_restores_memory(bundle, tmp_path):
 def test_without_cryptography_the_benchmark_leaves_its_rows_out(monkeypatch, capsys):
     """A machine for GPUs has no such package; all other rows are measured there."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert signature_cost.signature_cost(1) == ([], {})
+    assert fresh.signature_cost(1) == ([], {})
     assert "cryptography" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import hits, missed_targets, page
-from tools.bench.missed_targets import REASONS, not_reached
+from tools.bench import hits, page
+from tools.bench.page import REASONS, not_reached
 from tools.shared.measurement import row
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -67,12 +67,12 @@ def test_each_reason_is_of_a_row_and_of_steps_that_there_are(name):
     works = [line["work"] for line in result["rows"]]
     shown = {*page.STEPS, *page.BASICS, "start", "start all"}
     for reason in REASONS[name]:
-        assert any(missed_targets.matches(reason, work) for work in works), (
+        assert any(page.matches(reason, work) for work in works), (
             f"{name} has no row for {reason.work!r}"
         )
         assert reason.profile in {*shown, ""}
     for work in works:
-        assert sum(missed_targets.matches(reason, work) for reason in REASONS[name]) <= 1, work
+        assert sum(page.matches(reason, work) for reason in REASONS[name]) <= 1, work
 
 
 def test_steps_of_a_hit_add_up(monkeypatch):

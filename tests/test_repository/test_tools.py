@@ -302,14 +302,14 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     """Phases of first launches in the order of time, steps with what is left of a launch, and both
     behind a missed target.
     """
-    from tools.bench import launch_tables
+    from tools.bench import page
 
-    ours, limit = launch_tables.WAYS["handle"], launch_tables.LIMIT
+    ours, limit = page.WAYS["handle"], page.LIMIT
     cost = {
         "samples_us": {
             limit: [3.0, 3.1],
             ours: [3.4, 3.5],
-            launch_tables.WAYS["dispatcher"]: [4.0, 4.1],
+            page.WAYS["dispatcher"]: [4.0, 4.1],
         },
         "steps_ns": {
             "handle": {"lock": 70.0, "addresses": 130.0},
@@ -326,7 +326,7 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
         "ctypes": [{"launch": 6.0}],
     }
     result = {"figures": {"first": {"phases_us": phases}, "cost": cost}}
-    found = launch_tables.tables(result)
+    found = page.launch_tables(result)
     lines = [line for line in found.splitlines() if line.startswith("| ")]
     assert lines[2:7] == [
         "| load: manifest |  | 8.0 |  |",
@@ -337,14 +337,14 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     ]
     assert "| the rest: packing, comparing, cold caches | 200 |" in lines
     assert "| **all, above the C loop** | **400** |" in lines
-    missed = launch_tables.why({"check": f"CPU cost of a launch: {ours}"}, result)
+    missed = page.why_launches({"check": f"CPU cost of a launch: {ours}"}, result)
     assert missed == ". Of 400 ns above the C loop, alone: lock 70, addresses 130."
-    first = launch_tables.why(
+    first = page.why_launches(
         {"check": "first launches of 150 kernels: compiled extension"}, result
     )
     assert first == ". Microseconds a kernel: launch 5, load: manifest 8."
-    assert launch_tables.why({"check": "another"}, result) == ""
-    assert launch_tables.tables({"figures": {}}) == ""
+    assert page.why_launches({"check": "another"}, result) == ""
+    assert page.launch_tables({"figures": {}}) == ""
 
 
 def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
@@ -357,8 +357,8 @@ from tools.fuzz import bundle, workers
 forking = multiprocessing.get_context("fork")
 workers.multiprocessing.get_context = lambda name: forking
 bundle.MEMORY_BYTES = 1 << 28
-make = bundle.Cases.make
-bundle.Cases.make = lambda self, number: (bytearray(1 << 29), make(self, number))[1]
+make = bundle.Bundles.case
+bundle.Bundles.case = lambda self, number: (bytearray(1 << 29), make(self, number))[1]
 judged = {0: lambda: "fine", 1: lambda: bytearray(200 << 20) and "fits", 2: lambda: bytearray(1 << 29)}
 bundle.structural = lambda number: number
 bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()

@@ -12,8 +12,14 @@ import pytest
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[cloud]'")
 import bundler
 from bundler.errors import BundlerWarning, StoreUnavailable
-from tools.cluster.cloud_faults import listing, with_table
-from tools.cluster.fault_cases import CASES, CREDENTIALS, STORE_URL, failing
+from tools.cluster.cloud_faults import (
+    CASES,
+    CREDENTIALS,
+    STORE_URL,
+    failing,
+    listing,
+    with_table,
+)
 from tools.shared.object_server import ObjectServer
 
 TIMEOUT_S = 0.5
@@ -103,7 +109,7 @@ def test_a_server_that_dies_in_a_push_loses_nothing(after, objects, monkeypatch,
     """Whichever request it dies at: a typed error, what the tag named stays whole, and the next
     push completes.
     """
-    from tools.cluster.fault_cases import _dies_after
+    from tools.cluster.cloud_faults import _dies_after
 
     more = oracle.restorable(*range(20, 25), each=2000)
     with ObjectServer().serving() as server:

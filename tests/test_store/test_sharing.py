@@ -26,7 +26,7 @@ _link = os.link
 def link(old, new, **more):
     if "+gen" not in os.fspath(new) or int(os.path.basename(new)) % 3:
         _link(old, new, **more)
-if "--racer" in sys.argv:
+if "--step" in sys.argv:
     os.link = link
 """
 # Kernel directories appear before all their files are there.
@@ -38,7 +38,7 @@ def rename(old, new, **more):
         return _rename(old, new, **more)
     shutil.copytree(old, new, ignore=shutil.ignore_patterns("*.ttgir"))
     shutil.rmtree(old)
-if "--racer" in sys.argv:
+if "--step" in sys.argv:
     os.rename = rename
     sys.modules["bundler.lifecycle._kernel_writer"] = None  # it renames without Python
 """

@@ -12,7 +12,6 @@ makes the page.  `--check` exits 1 when a target is missed, and names it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -23,14 +22,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tools.bench import floors, jobs
-from tools.bench.fresh import FRESH_BUNDLE, first_restore, imports
+from tools.bench.floors import concluded
+from tools.bench.fresh import FRESH_BUNDLE, first_restore, fresh_steps, imports, signature_cost
 from tools.bench.hits import hits
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
-from tools.bench.sides import Side, arguments, sides, working_folder
-from tools.bench.signature_cost import signature_cost
-from tools.bench.step_profiles import fresh_steps
+from tools.bench.sides import Samples, Side, arguments, sides, working_folder
 from tools.shared import example_kernels, measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.measurement import differences, median, medians, ratio_row, row, shown
@@ -50,13 +47,12 @@ JOBS = (
     ("torch", "torch_restore", "torch load", ("pickle", "out")),
     ("plain", "write_loop", "write launch", ("out", "launch")),
     ("ours", "restore", "restore launch", ("bundle", "out", "launch")),
-    ("ours", "push", "push", ("bundle", "store")),
+    ("ours", "push", "push", ("store", "bundle")),
     ("ours", "pull", "pull all", ("store", "out", "all")),
     ("ours", "pull", "pull launch", ("store", "out", "launch")),
 )
 FROM_CACHE = {"collect", "torch_collect", "tar_zstd", "write_loop"}
 
-Samples = dict[str, list[float]]
 _MANY_CORES = 8
 _PUSH_AGAIN_TARGET_MS = 60.0
 _RECORDING_TARGET_US = 200.0
@@ -70,9 +66,7 @@ def main() -> int:
     kernels, rounds, keep = options.kernels, options.rounds, options.keep
     cache = cache_of(kernels, keep)
     few, profiled = (2, 1) if options.quick else (None, PROFILES)
-    missed = measurement.report("bench-basics", basics(few or BASIC_ROUNDS), options.results)
-    for line in missed:
-        print(f"missed: {floors.missed(line, {})}")
+    missed = concluded("bench-basics", basics(few or BASIC_ROUNDS), options)
 
     places: dict[str, Samples] = {}
     profile: dict[str, dict[str, float]] = {}
@@ -80,31 +74,22 @@ def main() -> int:
     for place, parent in directories(keep):
         with (
             working_folder(parent) as work,
-            sides(jobs.__name__, "ours", "torch", "plain") as serving,
+            sides(
+                ours=("bundler",), torch=("torch._inductor.triton_bundler",), plain=()
+            ) as serving,
         ):
             planted = plant(cache, work / "cache")
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
                 profile = profiles(planted, work, serving["ours"], profiled)
-                floor = {
-                    what: stepped(
-                        serving["ours"],
-                        "bare_steps",
-                        work / "bundle",
-                        work / "out",
-                        what,
-                        into=work / "out",
-                        rounds=profiled,
-                    )
-                    for what in ("all", "launch")
-                }
+                floor = floors_of(work, serving["ours"], profiled)
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
         rows = [
             *_bundle_rows(places, kernels),
             fresh,
-            *corpus(work),
+            *(line for name, top in real_caches(work) for line in _corpus_rows(name, top)),
             *memory(cache, work, few or MEMORY_ROUNDS),
         ]
     result = {
@@ -116,18 +101,7 @@ def main() -> int:
         "floor": floor,
         "rows": rows,
     }
-    status = concluded("bench-bundle", result, options)
-    return status or (1 if options.check and missed else 0)
-
-
-def concluded(name: str, result: dict[str, Any], options: argparse.Namespace) -> int:
-    """Print the rows of a result, write it, and name those that miss their target; returns the exit
-    status.
-    """
-    missed = measurement.report(name, result, options.results)
-    for line in missed:
-        print(f"missed: {floors.missed(line, result)}")
-    return 1 if options.check and missed else 0
+    return concluded("bench-bundle", result, options) or missed
 
 
 def directories(keep: Path) -> Iterator[tuple[str, Path]]:
@@ -158,7 +132,8 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
     for _ in range(rounds):
         for side, job, name, files in JOBS:
             first = (cache,) if job in FROM_CACHE else ()
-            rest = [word if word in {"all", "launch"} else work / word for word in files]
+            urls = {"store": f"file://{work}/store", "all": "all", "launch": "launch"}
+            rest = [urls.get(word, work / word) for word in files]
             for step, figure in serving[side].do(job, *first, *rest).items():
                 samples.setdefault(f"{name}: {step}", []).append(figure)
             shutil.rmtree(work / "out", ignore_errors=True)
@@ -185,11 +160,20 @@ def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict
         "restore": ("restore_steps", (bundle, out, "all"), out),
         "restore launch": ("restore_steps", (bundle, out, "launch"), out),
         "collect": ("collect_steps", (cache,), out),
-        "push": ("push_steps", (bundle, store), store),
+        "push": ("push_steps", (f"file://{store}", bundle), store),
     }
     return {
         name: stepped(side, job, *given, into=into, rounds=rounds)
         for name, (job, given, into) in jobs.items()
+    }
+
+
+def floors_of(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of the bare steps of a restore of everything, and of the launch set."""
+    bundle, out = work / "bundle", work / "out"
+    return {
+        what: stepped(side, "bare_steps", bundle, out, what, into=out, rounds=rounds)
+        for what in ("all", "launch")
     }
 
 
@@ -205,11 +189,6 @@ def real_caches(into: Path) -> Iterator[tuple[str, Path]]:
         (top,) = folder.iterdir()
         yield folder.name, top
         shutil.rmtree(folder)
-
-
-def corpus(work: Path) -> list[dict[str, Any]]:
-    """Return the sizes of bundles of real caches."""
-    return [line for name, top in real_caches(work) for line in _corpus_rows(name, top)]
 
 
 def _bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any]]:

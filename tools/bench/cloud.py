@@ -15,22 +15,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tools.bench import cloud_jobs, tables
-from tools.bench.bundle import concluded
-from tools.bench.cloud_jobs import AT_ONCE, AWS_AT_ONCE
-from tools.bench.sides import Side, arguments, sides, working_folder
+from tools.bench import tables
+from tools.bench.floors import concluded
+from tools.bench.jobs import aws_environment
+from tools.bench.sides import Samples, Turn, arguments, sides, take_turns, working_folder
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.measurement import median, ratio_row, shown, table
+from tools.shared.object_server import BUCKET
 from tools.shared.processes import listening, said
 
 KERNELS, ROUNDS = (300, 12), (5, 1)
 DELAYS_S = (0.0, 0.02)
+# `aws s3 sync` fetches ten files at once unless it is configured otherwise; more are faster until
+# the processors are busy.
+AWS_AT_ONCE = 10
+AT_ONCE = (AWS_AT_ONCE, 32, 128, 256)
 # It takes several seconds each time, most of them its own start and its one interpreter.
 AWS_ROUNDS = 1
 
@@ -50,7 +53,16 @@ processors from both sides; without a delay it is what the many requests of the 
 * *aws s3 sync*: the program {aws}, where it is installed, one run.
 """
 
-Samples = dict[str, list[float]]
+BUCKET_URL = f"s3://{BUCKET}"
+STORE_URL = f"{BUCKET_URL}/store?timeout_s=60"
+# By which clients find the stand-in, which looks at no signature.
+SETTINGS = {
+    "AWS_ACCESS_KEY_ID": "bench",
+    "AWS_SECRET_ACCESS_KEY": "none-is-needed",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+}
 
 
 def main() -> int:
@@ -62,14 +74,11 @@ def main() -> int:
         path.relative_to(cache).as_posix() for path in sorted(cache.rglob("*")) if path.is_file()
     ]
     load = os.getloadavg()[0]
-    with ExitStack() as stack:
-        work = stack.enter_context(working_folder(measurement.fast_directory() or options.keep))
-        serving = stack.enter_context(sides(cloud_jobs.__name__, "ours", "plain"))
+    os.environ |= SETTINGS
+    with working_folder(measurement.fast_directory() or options.keep) as work:
         (work / "names").write_text("\n".join(files))
-        recorded = serving["ours"].do("record", kernels, cache, work / "bundle")
-        assert recorded["kernels"] == kernels, recorded
         delays = {
-            f"{delay * 1000:g} ms": measure(delay, rounds, cache, work, serving)
+            f"{delay * 1000:g} ms": measure(delay, kernels, rounds, cache, work)
             for delay in DELAYS_S
         }
     result: dict[str, Any] = {
@@ -86,39 +95,36 @@ def main() -> int:
     return concluded("bench-cloud", result, options)
 
 
-def measure(
-    delay_s: float, rounds: int, cache: Path, work: Path, serving: dict[str, Side]
-) -> Samples:
+def measure(delay_s: float, kernels: int, rounds: int, cache: Path, work: Path) -> Samples:
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
-    out = work / "out"
-    server = listening("tools.shared.object_server", str(delay_s), str(cache))
-    with server as port:
-        endpoint = f"http://127.0.0.1:{port}"
-        samples["push"] = [serving["ours"].do("push", endpoint, work / "bundle")["push"]]
-        jobs: list[tuple[str, str, str, tuple[object, ...]]] = [
-            ("ours", f"ours {keep}", "restore", (endpoint, out, keep)) for keep in ("all", "launch")
-        ]
-        names = work / "names"
-        jobs += [("plain", _gets(n), "gets", (endpoint, names, out, n)) for n in AT_ONCE]
-        for number in range(rounds):
-            again = number < AWS_ROUNDS and aws_version()
-            for side, name, job, words in [
-                *jobs,
-                *([("plain", _AWS, "aws", (endpoint, out))] if again else []),
-            ]:
-                found = serving[side].do(job, *words)
-                samples.setdefault(name, []).append(found["seconds"])
-                if "count" in found:
-                    counted = f"{name}: {'kernels' if side == 'ours' else 'files'}"
-                    samples.setdefault(counted, []).append(found["count"])
-                shutil.rmtree(out)
+    out, bundle, names = work / "out", work / "bundle", work / "names"
+    with listening("tools.shared.object_server", str(delay_s), str(cache)) as port:
+        # What is started now finds the stand-in by this.
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        with sides(ours=("obstore", "bundler", STORE_URL), plain=("obstore",)) as serving:
+            if not bundle.exists():
+                recorded = serving["ours"].do("record", kernels, cache, bundle)
+                assert recorded["kernels"] == kernels, recorded
+            samples["push"] = [serving["ours"].do("push", STORE_URL, bundle)["push"]]
+            turns: list[Turn] = [
+                ("ours", f"ours {keep}", "pull", (STORE_URL, out, keep), "pull and restore")
+                for keep in ("all", "launch")
+            ]
+            turns += [
+                ("plain", _gets(count), "fetch", (BUCKET_URL, names, out, count), "get")
+                for count in AT_ONCE
+            ]
+            by_aws: Turn = ("plain", _AWS, "aws", (BUCKET_URL, out, "store/*"), "get")
+            for number in range(rounds):
+                again = [by_aws] if number < AWS_ROUNDS and aws_version() else []
+                take_turns([*turns, *again], samples, serving, out)
     return samples
 
 
 def aws_version() -> str:
     """Return what the program `aws` says that it is, empty where it is not installed."""
-    told = said("aws", "--version", env=cloud_jobs.aws_environment(""))
+    told = said("aws", "--version", env=aws_environment())
     return (told or "").partition(" ")[0]
 
 

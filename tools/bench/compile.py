@@ -12,15 +12,14 @@ go to docs/results/bench-compile.json.  `--check` exits 1 when a target is misse
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from tools.bench import compile_sides
-from tools.bench.bundle import concluded
 from tools.bench.compile_sides import WORKERS
-from tools.bench.sides import arguments
+from tools.bench.floors import concluded
+from tools.bench.sides import arguments, working_folder
 from tools.shared import measurement
 from tools.shared.measurement import median, medians, ratios, row, shown
 from tools.shared.processes import answer
@@ -48,8 +47,7 @@ def main() -> int:
 
 def measure(kernels: int) -> dict[str, dict[str, Any]]:
     """Run each side once, each into an empty directory."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as name:
-        work = Path(name)
+    with working_folder(measurement.fast_directory()) as work:
         places = (f"file://{work / 'store'}", str(work / "plan"))
         return {
             "serial": run("serial", kernels, work),

@@ -13,7 +13,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +69,9 @@ def compile_number(number: int) -> float:
     function by its name.
     """
     started = time.perf_counter()
-    compile_variant(*_variant(number))
-    return time.perf_counter() - started
-
-
-@functools.cache
-def _variants(count: int) -> list[Any]:
-    return list(variants(count))
-
-
-def _variant(number: int) -> Any:
     # Which kernel has a number does not depend on how many there are.
-    return _variants(1 << number.bit_length())[number]
+    compile_variant(*next(islice(variants(number + 1), number, None)))
+    return time.perf_counter() - started
 
 
 def serial(count: int) -> Figures:
@@ -130,7 +123,7 @@ def ours(count: int, cache_dir: str, store: str, plan: str) -> Figures:
         "stages": stages,
     }
     _publish(asked, made, cache_dir, store, plan)
-    with _Shared(store, f"{cache_dir}-again") as (service, shared):
+    with _shared(store, f"{cache_dir}-again") as (service, shared):
         service.warm_up(120)
         figures["again_s"] = _again(service, shared, _planned(plan))
     return figures
@@ -160,19 +153,12 @@ def _publish(asked: list[Any], made: list[Any], cache_dir: str, store: str, plan
     from dataclasses import replace
 
     from bundler import open_store
+    from bundler.compile.compile_job import bundle_of
     from bundler.format import wire
-    from bundler.format.manifest import Observation
-    from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 
-    builder = Builder(cache_dir)
-    for kernel in made:
-        builder.add_directory(
-            kernel.key,
-            Observation(layouts=("triton",)),
-            KnownFacts(kernel.toolchain, kernel.facts, kernel.parts),
-        )
-    with open_store(store) as opened:
-        opened.kernel_records().publish(join([builder], ()))
+    named = [(kernel, job.name) for job, kernel in zip(asked, made, strict=True)]
+    with open_store(store) as opened, bundle_of(cache_dir, named) as bundle:
+        opened.kernel_records().publish(bundle)
     known = [replace(job, key=kernel.key) for job, kernel in zip(asked, made, strict=True)]
     Path(plan).write_bytes(wire.pack([job.to_bytes() for job in known]))
 
@@ -184,26 +170,17 @@ def _planned(plan: str) -> list[Any]:
     return [Job.from_bytes(data) for data in wire.unpack(Path(plan).read_bytes(), "plan")]
 
 
-class _Shared:
-    """A store, and a service that compiles through it, for the time of a block."""
+@contextmanager
+def _shared(store: str, cache_dir: str) -> Iterator[tuple[Any, Any]]:
+    """Open a store, and a service that compiles through it."""
+    from bundler import open_store
+    from bundler.compile.bundle_build import SharedCompiles
+    from bundler.compile.service import CompileService
 
-    def __init__(self, store: str, cache_dir: str) -> None:
-        from bundler import open_store
-        from bundler.compile.bundle_build import SharedCompiles
-        from bundler.compile.service import CompileService
-
-        self._store = open_store(store)
-        self._shared = SharedCompiles(self._store, cache_dir)
-        self._service = CompileService(
-            WORKERS, cache_dir=cache_dir, isolate=True, once=self._shared
-        )
-
-    def __enter__(self) -> tuple[Any, Any]:
-        return self._service, self._shared
-
-    def __exit__(self, *_: object) -> None:
-        self._service.close()
-        self._store.close()
+    with open_store(store) as opened:
+        shared = SharedCompiles(opened, cache_dir)
+        with CompileService(WORKERS, cache_dir=cache_dir, isolate=True, once=shared) as service:
+            yield service, shared
 
 
 def _again(service: Any, shared: Any, planned: list[Any]) -> float:
@@ -220,7 +197,7 @@ def _again(service: Any, shared: Any, planned: list[Any]) -> float:
 
 def again(count: int, cache_dir: str, store: str, plan: str) -> Figures:
     """A second run as a whole process: everything comes from the store."""
-    with _Shared(store, cache_dir) as (service, shared):
+    with _shared(store, cache_dir) as (service, shared):
         planned = _planned(plan)
         if len(planned) != count:
             raise RuntimeError(f"{len(planned)} jobs in {plan}, expected {count}")

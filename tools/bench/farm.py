@@ -16,12 +16,10 @@ docs/results/bench-farm.json.  `--check` exits 1 when a target is missed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +29,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.shared import measurement
-from tools.shared.processes import ROOT
+from tools.bench.floors import concluded
+from tools.bench.sides import working_folder
+from tools.shared import measurement, programs
+from tools.shared.processes import ROOT, captured, command
 
 KERNELS, QUICK_KERNELS = 300, 24
 WORKERS, QUICK_WORKERS = (1, 2, 4), (2,)
@@ -114,23 +114,27 @@ def compile_first(kernels: int, folder: Path) -> None:
     asked = jobs(kernels)
     with CompileService(cache_dir=folder / "cache", isolate=True) as service:
         made = service.compile_all(asked)
-    failed = [str(one) for one in made if isinstance(one, Exception)]
-    if failed:
-        raise RuntimeError(failed[0])
-    keys = {
-        job.digest: one.key
-        for job, one in zip(asked, made, strict=True)
-        if not isinstance(one, Exception)
-    }
+    keys = {job.digest: one.key for job, one in zip(asked, _compiled(made), strict=True)}
     (folder / "keys.json").write_text(json.dumps(keys), encoding="utf-8")
 
 
-def measure(side: str, workers: int, kernels: int, cache_dir: str) -> dict[str, float]:
-    """Have so many kernels carried on one side, after a few that start its processes."""
+def _compiled(made: list[Any]) -> list[Any]:
+    """Return what the service made; raises where it failed."""
+    failed = [str(one) for one in made if isinstance(one, Exception)]
+    if failed:
+        raise RuntimeError(failed[0])
+    return made
+
+
+def measure(side: str, count: str, kernels: str, cache_dir: str) -> dict[str, float]:
+    """Have so many kernels carried by so many workers of one side, after a few that start its
+    processes.
+    """
     from bundler.compile.service import CompileService
     from tools.bench.compile_sides import jobs
 
-    asked = jobs(kernels + FIRST * workers)
+    workers = int(count)
+    asked = jobs(int(kernels) + FIRST * workers)
     first, rest = asked[: FIRST * workers], asked[FIRST * workers :]
     with ExitStack() as stack:
         executor = None if side == "local" else stack.enter_context(engine(side, workers))
@@ -147,54 +151,25 @@ def measure(side: str, workers: int, kernels: int, cache_dir: str) -> dict[str, 
         began_s = time.perf_counter()
         made = service.compile_all(rest)
         whole_s = time.perf_counter() - began_s
-    failed = [str(one) for one in made if isinstance(one, Exception)]
-    if failed:
-        raise RuntimeError(failed[0])
+    _compiled(made)
     return {"whole_s": whole_s, "kernels": len(rest)}
 
 
 def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, float]:
     """Run `measure` in a process of its own; returns what it printed."""
-    folder = tempfile.mkdtemp(prefix="farm-", dir=measurement.fast_directory())
-    command = [sys.executable, "-W", "ignore", "-m", "tools.bench.farm", "--side", side]
-    if side == "mpi":
-        launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
-        prefix = [
-            launcher,
-            "-n",
-            str(workers + 1),
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "mpi4py.futures",
-        ]
-        command = [*prefix, *command[3:]]
-    command += ["--workers", str(workers), "--kernels", str(kernels), "--folder", folder]
-    environment = os.environ | {
-        "TMPDIR": folder,
-        "HOME": folder,
-        "RAY_AUTH_MODE": "disabled",
-        _BUILT: str(built),
-    }
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{side}: {done.stderr[-2000:]}")
-        figures: dict[str, float] = json.loads(
-            Path(folder, "figures.json").read_text(encoding="utf-8")
-        )
-        return figures
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with working_folder(measurement.fast_directory()) as folder:
+        words = ("--step", "measure", side, str(workers), str(kernels), str(folder / "cache"))
+        line = command("tools.bench.farm", *words)
+        if side == "mpi":
+            launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
+            line = [launcher, "-n", str(workers + 1), *line[:3], "-m", "mpi4py.futures", *line[3:]]
+        places = {"TMPDIR": str(folder), "HOME": str(folder), _BUILT: str(built)}
+        environment = os.environ | places | {"RAY_AUTH_MODE": "disabled"}
+        done = captured(*line, env=environment, cwd=ROOT, timeout=_LIMIT_S)
+    if done.returncode:
+        raise RuntimeError(f"{side}: {done.stderr[-2000:]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def compare(
@@ -202,8 +177,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Measure each engine beside the local pool, in turns; returns a row for each."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="farm-", dir=measurement.fast_directory()) as folder:
-        built = Path(folder)
+    with working_folder(measurement.fast_directory()) as built:
         compile_first(kernels + FIRST * max(workers), built)
         for count in workers:
             samples: dict[str, list[float]] = {name: [] for name in ("local", *engines)}
@@ -228,26 +202,15 @@ def _row(name: str, workers: int, samples: dict[str, list[float]]) -> dict[str, 
 
 
 def main() -> int:
-    """Compare, or be one side of the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench farm", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_KERNELS} kernels on two workers"
+    """Compare each engine that is installed."""
+    options = programs.arguments(
+        __doc__,
+        quick=(False, f"{QUICK_KERNELS} kernels on two workers"),
+        rounds=(3, "how often each is measured"),
+        engines=(",".join(ENGINES), "which, with commas"),
+        check=(False, "exit 1 when a target is missed"),
+        results=(measurement.RESULTS, "where the samples go"),
     )
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, help="where the samples go"
-    )
-    for name in ("--side", "--workers", "--kernels", "--folder"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.side:
-        figures = measure(
-            options.side, int(options.workers), int(options.kernels), f"{options.folder}/cache"
-        )
-        Path(options.folder, "figures.json").write_text(json.dumps(figures), encoding="utf-8")
-        return 0
     asked = options.engines.split(",")
     engines = [
         name for name in asked if not ENGINES[name] or importlib.util.find_spec(ENGINES[name])
@@ -257,15 +220,9 @@ def main() -> int:
             print(f"{name}: not installed, left out: pip install {ENGINES[name]}")
     kernels, workers = (QUICK_KERNELS, QUICK_WORKERS) if options.quick else (KERNELS, WORKERS)
     rounds = 1 if options.quick else options.rounds
-    result = {
-        "kernels": kernels,
-        "rounds": rounds,
-        "rows": compare(engines, workers, kernels, rounds),
-    }
-    missed = measurement.report("bench-farm", result, options.results)
-    measurement.missed(missed)
-    return 1 if options.check and missed else 0
+    rows = compare(engines, workers, kernels, rounds)
+    return concluded("bench-farm", {"kernels": kernels, "rounds": rounds, "rows": rows}, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    programs.run_step({"measure": measure})

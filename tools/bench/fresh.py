@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a new process pays before the first byte: imports, alone and with the work that they are
-for; and a cold start beside torch's bundler's.
+for, and judging a signature; and a cold start beside torch's bundler's.
 
     python -m tools.bench fresh [--kernels N] [--rounds N] [--quick] [--check]
 
@@ -11,7 +11,8 @@ has it anyway.  Ours is.
 
 from __future__ import annotations
 
-import contextlib
+import base64
+import importlib.util
 import json
 import os
 import shutil
@@ -23,11 +24,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.bench.sides import arguments, working_folder
+from tools.bench import jobs
+from tools.bench.floors import concluded
+from tools.bench.sides import Samples, arguments, working_folder
 from tools.shared import measurement, programs
 from tools.shared.kernel_variants import cache_of
-from tools.shared.measurement import differences, median, row
-from tools.shared.processes import output, python_path
+from tools.shared.measurement import differences, median, medians, row
+from tools.shared.processes import ROOT, output, python_path
 
 IMPORT_TARGET_MS = 60.0
 PLUGIN_TARGET_MS = 60.0
@@ -46,9 +49,77 @@ with bundler.Bundle.load(sys.argv[1]) as bundle:
     report = bundler.restore(bundle, sys.argv[2], "launch")
 assert len(report.restored) == int(sys.argv[3]), report
 """
-
-
-Samples = dict[str, list[float]]
+# It imports nothing that a restore would have to import itself, and prints what `json` reads.
+_STEPS_CODE = """
+import sys, time
+laps, since = [], time.perf_counter()
+def lap():
+    global since
+    laps.append(time.perf_counter() - since)
+    since = time.perf_counter()
+import msgspec
+lap()
+import bundler
+bundler.Bundle, bundler.restore
+lap()
+with bundler.Bundle.load(sys.argv[1]) as bundle:
+    lap()
+    bundler.restore(bundle, sys.argv[2], "launch")
+    lap()
+print(laps)
+"""
+_STEPS = (
+    "msgspec: import it, and what it needs of the standard library",
+    "modules: import ours, and what else they need",
+    "load: open the bundle, check the manifest",
+    "restore: decode, check, write",
+)
+BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
+JUDGING_TARGET_MS = 20.0
+# CPU time: a clock on the wall says more about the other programs of this machine than about
+# milliseconds.
+_JUDGING = """
+import json, sys, time, bundler
+from bundler.lifecycle import restoration
+real, spent = restoration.admit, []
+def timed(*given):
+    began = time.process_time()
+    admission = real(*given)
+    spent.append((time.process_time() - began) * 1e3)
+    return admission
+restoration.admit = timed
+for number in range(4):
+    assert bundler.restore(sys.argv[1], f"{sys.argv[2]}/{number}", only="all").signatures
+print(json.dumps(spent))
+"""
+# The same, step by step; what the first judgement imports is imported before it.
+_JUDGING_STEPS_CODE = """
+import json, sys, time, bundler
+from bundler.lifecycle import restoration
+real, laps = restoration.admit, []
+def admit(*given):
+    began = time.process_time()
+    def lap():
+        nonlocal began
+        laps.append(time.process_time() - began)
+        began = time.process_time()
+    import bundler.trust.signature_policy, bundler.trust.subjects
+    lap()
+    from bundler.trust import ed25519
+    ed25519.verifies(bytes(range(32)), bytes(64), b"")
+    lap()
+    admission = real(*given)
+    lap()
+    return admission
+restoration.admit = admit
+assert bundler.restore(sys.argv[1], sys.argv[2], only="all").signatures
+print(json.dumps(laps))
+"""
+_JUDGING_STEPS = (
+    "modules: import ours",
+    "cryptography: import it, verify once",
+    "judge: read settings and keys, decode what was signed, verify",
+)
 
 
 def imports(rounds: int) -> list[dict[str, Any]]:
@@ -96,6 +167,60 @@ def beside_torch(cache: Path, work: Path, ours: Samples, kernels: int) -> dict[s
     )
 
 
+def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
+    """What each step takes of the first restore of a new process, medians."""
+    found: list[dict[str, float]] = []
+    programs = (_BARE,), (_STEPS_CODE, str(bundle), str(into))
+    for (bare, _), (whole, said) in interpreters(rounds, *programs, into=into):
+        laps: list[float] = json.loads(said)
+        steps = dict(zip(_STEPS, laps, strict=True))
+        found.append(steps | {"end: take the interpreter down": whole - bare - sum(laps)})
+    shutil.rmtree(into, ignore_errors=True)
+    return medians(found)
+
+
+def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return what judging a signature adds to a restore, the first of a process and later ones, and
+    the seconds of each step of the first judgement; none where the package `cryptography` is
+    missing, which signs.
+    """
+    if importlib.util.find_spec("cryptography") is None:
+        print(
+            "skipped: without the package cryptography nothing is signed, so judging a signature is"
+            " not measured",
+            file=sys.stderr,
+        )
+        return [], {}
+    import bundler
+    from bundler.trust.trusted_keys import TrustedKey, write_key
+
+    key = bundler.SigningKey.generate()
+    with working_folder(measurement.fast_directory()) as folder:
+        signed = folder / "signed.tbundle"
+        bundler.sign(BUNDLE, key, output=signed)
+        write_key(f"{folder}/keys", "bench", TrustedKey(key=base64.b64encode(key.public).decode()))
+        settings = {"SIGNATURES": "require", "KEYS": f"{folder}/keys", "LOCAL": f"{folder}/local"}
+        variables = {f"TRITON_BUNDLER_{name}": value for name, value in settings.items()}
+        into = folder / "into"
+        programs = [(code, str(signed), str(into)) for code in (_JUDGING, _JUDGING_STEPS_CODE)]
+        said = [
+            [json.loads(text) for _, text in found]
+            for found in interpreters(rounds, *programs, into=into, **variables)
+        ]
+    first, later = (
+        [whole[0] for whole, _ in said],
+        [time for whole, _ in said for time in whole[1:]],
+    )
+    rows = [
+        row(f"judging a signature, {which} (CPU)", median(found), "ms", most=most, samples=found)
+        for which, found, most in (
+            ("first restore of a process", first, JUDGING_TARGET_MS),
+            ("later restores", later, None),
+        )
+    ]
+    return rows, medians([dict(zip(_JUDGING_STEPS, laps, strict=True)) for _, laps in said])
+
+
 def _row(
     work: str,
     most: float | None,
@@ -103,27 +228,43 @@ def _row(
     rounds: int,
     given: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    samples: dict[str, list[float]] = {"without": [], "with": []}
-    with child_environment() as environment:
-        for number in range(rounds + 1):
-            for times, code in zip(samples.values(), pair, strict=True):
-                for made in given[1:2]:
-                    shutil.rmtree(made, ignore_errors=True)
-                started = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code, *given], env=environment, check=True)
-                if number:  # the first pair fills the bytecode cache
-                    times.append((time.perf_counter() - started) * 1e3)
+    into = Path(given[1]) if given else None
+    found = list(interpreters(rounds, *((code, *given) for code in pair), into=into))
+    samples = {
+        name: [turn[at][0] * 1e3 for turn in found] for at, name in enumerate(("without", "with"))
+    }
     figure = median(differences(samples["with"], samples["without"]))
     return row(work, figure, "ms", most=most, samples=samples)
 
 
-@contextlib.contextmanager
-def child_environment() -> Iterator[dict[str, str]]:
-    """Give an environment in which interpreters share compiled bytecode of their own."""
-    environment = {**os.environ, "PYTHONPATH": python_path()}
+def interpreters(
+    rounds: int, *programs: tuple[str, ...], into: Path | None = None, **variables: str
+) -> Iterator[list[tuple[float, str]]]:
+    """Run programs in turn, each in an interpreter of its own with compiled bytecode; yields for
+    each round the seconds of each, and what it said.
+
+    Args:
+        rounds: how often.
+        programs: the code and arguments of each.
+        into: a directory that they fill, removed before each.
+        variables: more for their environment.
+    """
+    environment = {**os.environ, **variables, "PYTHONPATH": python_path()}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="bench.") as folder:
-        yield {**environment, "PYTHONPYCACHEPREFIX": folder}
+        environment["PYTHONPYCACHEPREFIX"] = folder
+        for number in range(rounds + 1):
+            found = []
+            for program in programs:
+                if into is not None:
+                    shutil.rmtree(into, ignore_errors=True)
+                started = time.perf_counter()
+                said = subprocess.check_output(
+                    [sys.executable, "-c", *program], env=environment, text=True
+                )
+                found.append((time.perf_counter() - started, said))
+            if number:  # the first round fills the bytecode cache
+                yield found
 
 
 def make(cache: str, file: str, number: str) -> None:
@@ -142,14 +283,10 @@ def main() -> int:
         first = first_restore(cache, work, options.kernels, options.rounds)
         rows = [first, beside_torch(cache, work, first["samples"], options.kernels)]
     result = {"kernels": options.kernels, "rounds": options.rounds, "rows": rows}
-    missed = measurement.report("bench-fresh", result, options.results)
-    measurement.missed(missed)
-    return 1 if options.check and missed else 0
+    return concluded("bench-fresh", result, options)
 
 
 if __name__ == "__main__":
-    from tools.bench import jobs  # which imports this module
-
     steps: dict[str, Callable[..., Any]] = {
         "make": make,
         "torch collect": jobs.torch_collect,

@@ -122,15 +122,15 @@ class _Caller:
         self._knobs, self._kernels = knobs, example_kernels.load()
         self._make = compiler.get_cache_manager
         self._samples: list[Sample] = []
-        self._bare: Any = _none
-        self._hit: Any = _unnoted
+        self._bare: Any = None
+        self._hit: Any = None
         compiler.get_cache_manager = self._timed
 
     def compile_all(self, cache: str, bare: Any = None, hit: Any = None) -> list[Sample]:
         """Compile every kernel into a cache directory; returns what each took, and what was
         compared with it; tells `hit` of the former.
         """
-        self._samples, self._bare, self._hit = [], bare or _none, hit or _unnoted
+        self._samples, self._bare, self._hit = [], bare, hit
         self._knobs.cache.dir = cache
         for name in self._kernels.RECIPES:
             self._kernels.compile_one(name, TARGET)
@@ -146,20 +146,13 @@ class _Caller:
             started = time.perf_counter_ns()
             group = get_group(filename)
             whole_ns = made_ns + time.perf_counter_ns() - started
-            self._hit(whole_ns / 1e3)
-            self._samples.append((whole_ns / 1e3, self._bare(group)))
+            if self._hit:
+                self._hit(whole_ns / 1e3)
+            self._samples.append((whole_ns / 1e3, self._bare(group) if self._bare else 0.0))
             return group
 
         manager.get_group = timed_get_group
         return manager
-
-
-def _none(_group: dict[str, str] | None) -> float:
-    return 0.0
-
-
-def _unnoted(_whole_us: float) -> None:
-    pass
 
 
 def _write(group: dict[str, str] | None) -> float:

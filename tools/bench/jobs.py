@@ -2,50 +2,47 @@
 """The pieces of work that are timed, each in a process of its own, forked from one that has done
 the imports.
 
-    python -m tools.bench.jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
+    python -m tools.bench.jobs MODULE|URL ...       reads one JSON line a job, [name, arguments], and answers each with one
 
 A forked process begins with the state of a fresh one, and leaves none behind; the imports, which
 would drown everything else, are paid once.  What it shares with its parent it copies before the
-work begins.  `SIDE` is what gets imported: ours, torch or plain.
+work begins.  The words say what is imported, and of which kind of store the client.
 """
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tools.bench import sides
-from tools.bench.bare_steps import bare_steps
-from tools.bench.sides import Watch
-from tools.bench.step_profiles import push_steps
+from tools.bench import floors, sides, step_profiles
+from tools.bench.sides import TAG, Watch, read_cache
 
 if TYPE_CHECKING:
-    from bundler import Bundle, Store
     from bundler.format.bundle import Keep
 
 TAR_LEVEL = 3
-# As a restore writes them together, more or less.
-STEP_KERNELS = 64
-LAUNCH_SUFFIXES = (".cubin", ".json")
 
 
-def serve(side: str) -> None:
+def serve(*words: str) -> None:
     """Answer jobs until standard input ends."""
-    if side == "ours":
+    for word in words:
+        if "://" not in word:
+            importlib.import_module(word)
+    if "bundler" in words:
         import bundler
 
         _ = bundler.Bundle, bundler.open_store, bundler.pack, bundler.restore
-    elif side == "torch":
-        import torch._inductor.triton_bundler  # noqa: F401
+        for url in (word for word in words if "://" in word):
+            bundler.open_store(url).close()  # nothing is sent before the first call
     sides.answer(JOBS)
 
 
@@ -73,33 +70,44 @@ def restore(file: str, into: str, keep: Keep) -> dict[str, float]:
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
 
-def push(file: str, into: str) -> dict[str, float]:
-    """Push a bundle into an empty store in a directory, and once more."""
+def push(url: str, file: str) -> dict[str, float]:
+    """Push a bundle into an empty store, and once more."""
     import bundler
 
-    with bundler.Bundle.load(file) as bundle, bundler.open_store(f"file://{into}") as store:
-        return pushed_twice(store, bundle, "bench")
-
-
-def pushed_twice(store: Store, bundle: Bundle, tag: str) -> dict[str, float]:
-    """Push a bundle into an empty store, and once more."""
-    watch = Watch()
-    first = store.push(bundle, tag)
-    watch.lap("push")
-    store.push(bundle, tag)
-    watch.lap("push again")
+    with bundler.Bundle.load(file) as bundle, bundler.open_store(url) as store:
+        watch = Watch()
+        first = store.push(bundle, TAG)
+        watch.lap("push")
+        store.push(bundle, TAG)
+        watch.lap("push again")
     return {**watch.seconds, "bytes": first.bytes_sent}
 
 
-def pull(store: str, into: str, keep: Keep) -> dict[str, float]:
-    """Pull a bundle out of a store in a directory and restore it."""
+def pull(url: str, into: str, keep: Keep) -> dict[str, float]:
+    """Open a store, restore by tag, close."""
     import bundler
 
     watch = Watch()
-    with bundler.open_store(f"file://{store}") as opened:
-        report = opened.restore("bench", cache_dir=into, keep=keep)
+    with bundler.open_store(url) as store:
+        report = store.restore(TAG, cache_dir=into, keep=keep)
     watch.lap("pull and restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
+
+
+def pull_counted(url: str, into: str, keep: Keep) -> dict[str, float]:
+    """Do the same, and count the exchanges with a Redis server."""
+    from bundler.backends.redis import server_exchange
+
+    exchanges, run = 0, server_exchange.run
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal exchanges
+        exchanges += 1
+        return run(*given, **named)
+
+    server_exchange.run = counted
+    found = pull(url, into, keep)
+    return found | {"round trips": exchanges}
 
 
 def torch_collect(cache: str, file: str) -> dict[str, float]:
@@ -179,103 +187,158 @@ def tar_program() -> bool:
     return shutil.which("tar") is not None and shutil.which("zstd") is not None
 
 
-def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
-    """Return kernel key -> file name -> bytes."""
-    found: dict[str, dict[str, bytes]] = {}
-    for key in sorted(os.listdir(cache)):
-        folder = Path(cache, key)
-        names = sorted(os.listdir(folder))
-        found[key] = {
-            n: (folder / n).read_bytes()
-            for n in names
-            if keep == "all" or n.endswith(LAUNCH_SUFFIXES)
-        }
-    return found
-
-
-def restore_steps(file: str, into: str, keep: Keep) -> dict[str, float]:
-    """What each step of a restore costs a processor on its own, in one thread."""
-    from bundler.format.bundle import Bundle
-    from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import localized, planned, read
-    from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
-    from bundler.toolchain import targets
-
-    hashing = "writers: sha256 of the files"
-    writing = (
-        "writers: check metadata, temporary directory, files with paths in them, group file, rename"
-    )
-    watch = Watch(time.thread_time)
-    bundle = Bundle.load(file)
-    watch.lap("load: parse and check the manifest")
-    targets.visible_targets()
-    watch.lap("meanwhile: ask the driver which GPUs are here")
-    plan = RestorePlan(bundle, RestoreOptions(into, keep))
-    kernels = plan.wanted_kernels()
-    place = CacheDirectory(into)
-    watch.lap("reader: which kernels are of use here")
-    for start in range(0, len(kernels), STEP_KERNELS):
-        wanted = [planned(kernel, keep) for kernel in kernels[start : start + STEP_KERNELS]]
-        watch.lap("reader: name, digest, size and paths of each file")
-        read(bundle.blobs, wanted)
-        watch.lap("reader: read and decompress the frames, find each file")
-        ready = [localized(one, place.path, plan.triton_dir) for one in wanted]
-        watch.lap("reader: find where paths go")
-        new = place.new_kernels(ready)
-        watch.lap("reader: group file, names, batch")
-        for one in ready:
-            compared = zip(one.contents, one.digests, strict=True)
-            assert all(hashlib.sha256(data).digest() == digest for data, digest in compared)
-        watch.lap(hashing)
-        assert not any(write_kernels(place.path, new, 0))
-        watch.lap(writing)
-    watch.seconds[writing] -= watch.seconds[hashing]  # a writer does both
-    return watch.seconds
-
-
-def collect_steps(cache: str) -> dict[str, float]:
-    """What each step of collecting and saving costs on its own, in one thread; compression in
-    several.
+def record(count: str, cache: str, file: str) -> dict[str, float]:
+    """Record the kernels of a cache directory as hits, so that they have launch facts and key parts
+    as real ones do.
     """
-    from msgspec.structs import replace
+    os.environ["TRITON_CACHE_DIR"] = cache
+    import bundler
+    from tools.shared.kernel_variants import compile_part
 
-    from bundler import pack
-    from bundler.format.manifest import Observation
-    from bundler.lifecycle.bundle_builder import Builder
-    from bundler.lifecycle.kernel_directory import Rejected, read_kernel
+    with bundler.recording() as recording:
+        compile_part(int(count), 0, 1)
+    with recording.collect() as bundle:
+        bundle.save(file)
+        return {"kernels": len(bundle.kernels), "hits": recording.report.hits}
 
-    watch = Watch()
-    kernels = read_cache(cache)
-    watch.lap("read: open, read and close every file")
-    digests = {
-        key: {name: hashlib.sha256(data).digest() for name, data in files.items()}
-        for key, files in kernels.items()
+
+def stored(url: str, file: str) -> dict[str, float]:
+    """Push a bundle into an empty store; returns the stored bytes of its units, by how they can be
+    compressed.
+    """
+    import bundler
+
+    with bundler.Bundle.load(file) as bundle:
+        with bundler.open_store(url) as store:
+            store.push(bundle, TAG)
+            shared = store.stats()
+        with bundler.open_store("memory:") as store:
+            store.push(bundle, TAG)
+            alone = store.stats()
+    return {
+        "alone": alone.unit_bytes,
+        "shared": shared.unit_bytes + shared.dictionary_bytes,
+        "dictionaries": shared.dictionary_bytes,
+        "manifest": shared.manifest_bytes,
+        "file": os.path.getsize(file),
     }
-    watch.lap("hash: sha256 of every file")
-    found = [read_kernel(os.path.join(cache, key)) for key in kernels]
-    checking, reading = (
-        "check: complete, unchanged meanwhile, from one compile",
-        next(iter(watch.seconds)),
-    )
-    watch.lap(checking)
-    watch.seconds[checking] -= watch.seconds[reading]  # it reads again
-    builder, seen = Builder(cache), Observation(layouts=("triton",))
-    watch.lap("")
-    for one in found:
-        assert not isinstance(one, Rejected)
-        builder.add_found(one.key, replace(one, digests=digests[one.key]), seen)
-    watch.lap("entries: paths out of metadata, what a launch needs, files by their digests")
-    bundle = pack(cache)
-    watch.lap("")
-    bundle.to_bytes()
-    watch.lap("compress: frames in threads, manifest")
+
+
+def triton_put(port: str, cache: str, into: str) -> dict[str, float]:
+    """Let Triton's manager put the kernels of a cache directory on a server, as a compile does."""
+    manager = _triton(port, into)
+    kernels = read_cache(cache)
+    for key, files in kernels.items():
+        one = manager(key)
+        paths = {
+            name: one.put(data, name)
+            for name, data in files.items()
+            if not name.startswith("__grp__")
+        }
+        one.put_group(_metadata(files), paths)
+    return {"kernels": len(kernels)}
+
+
+def triton_get(port: str, cache: str, into: str) -> dict[str, float]:
+    """Let Triton's manager find every kernel on the server, as a hit does."""
+    manager = _triton(port, into)
+    wanted = [(key, _metadata(files), len(files) - 1) for key, files in read_cache(cache).items()]
+    watch = Watch()
+    for key, name, count in wanted:
+        group = manager(key).get_group(name)
+        assert group is not None
+        assert len(group) == count
+    watch.lap("get")
+    return {**watch.seconds, "kernels": len(wanted)}
+
+
+def _triton(port: str, into: str) -> Any:
+    os.environ |= {
+        "TRITON_CACHE_DIR": into,
+        "TRITON_REDIS_HOST": "127.0.0.1",
+        "TRITON_REDIS_PORT": port,
+        "TRITON_REMOTE_CACHE_BACKEND": "triton.runtime.cache:RedisRemoteCacheBackend",
+    }
+    from triton import knobs
+    from triton.runtime.cache import RemoteCacheManager
+
+    # In some releases its backend looks for a setting in a place where it is not.
+    if not hasattr(knobs.cache_knobs, "redis"):
+        knobs.cache_knobs.redis = knobs.redis
+    return RemoteCacheManager
+
+
+def _metadata(files: dict[str, bytes]) -> str:
+    return next(name for name in files if name.endswith(".json") and not name.startswith("__grp__"))
+
+
+def gets(address: str, names: str) -> dict[str, float]:
+    """The limit: fetch values whose names are known, pipelined, and do nothing with them."""
+    keys = Path(names).read_text().split()
+    watch = Watch()
+    size = sum(map(len, floors.pipelined(address, keys)))
+    watch.lap("get")
+    return {**watch.seconds, "bytes": size}
+
+
+def fetch(url: str, names: str, into: str, at_once: str) -> dict[str, float]:
+    """Fetch and write files whose names are known from a bucket, so many at once; nothing is
+    verified, and nothing is listed before.
+    """
+    import obstore
+    from obstore.store import from_url
+
+    wanted = Path(names).read_text().split("\n")
+    watch = Watch()
+    store = from_url(url, client_options={"allow_http": True})
+    for folder in {name.rpartition("/")[0] for name in wanted}:
+        os.makedirs(f"{into}/{folder}", exist_ok=True)
+
+    def get(name: str) -> int:
+        data = obstore.get(store, name).bytes()
+        with open(f"{into}/{name}", "wb") as file:
+            return file.write(data)
+
+    # Threads: obstore's coroutines were a little slower at each number.
+    with ThreadPoolExecutor(int(at_once)) as pool:
+        written = list(pool.map(get, wanted))
+    watch.lap("get")
+    return {**watch.seconds, "files": len(written), "bytes": sum(written)}
+
+
+def aws(url: str, into: str, without: str) -> dict[str, float]:
+    """Let the program `aws` fetch the files of a bucket into an empty directory, without some."""
+    line = ["aws", "s3", "sync", "--only-show-errors", url, into, "--exclude", without]
+    watch = Watch()
+    subprocess.run(line, check=True, env=aws_environment(), stdout=subprocess.DEVNULL)
+    watch.lap("get")
     return watch.seconds
 
 
-_PLAIN = (collect, restore, push, pull, torch_collect, torch_restore, write_loop, tar_zstd)
-_STEPS = (restore_steps, bare_steps, collect_steps, push_steps)
-JOBS: dict[str, Callable[..., dict[str, float]]] = {job.__name__: job for job in (*_PLAIN, *_STEPS)}
+def aws_environment() -> dict[str, str]:
+    """Return the environment of the program `aws`, which has Python packages of its own."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+_OURS = (collect, restore, push, pull, pull_counted, record, stored)
+_THEIRS = (
+    torch_collect,
+    torch_restore,
+    write_loop,
+    tar_zstd,
+    triton_put,
+    triton_get,
+    gets,
+    fetch,
+    aws,
+)
+_STEPS = (
+    *(step_profiles.restore_steps, step_profiles.collect_steps, step_profiles.push_steps),
+    *(step_profiles.start_steps, floors.bare_steps, floors.bare_start),
+)
+JOBS: dict[str, Callable[..., dict[str, float]]] = {
+    job.__name__: job for job in (*_OURS, *_THEIRS, *_STEPS)
+}
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory, and how much more time, a restore of more kernels takes.
 
-    python -m tools.bench.memory make CACHE FILE COPIES     a bundle with COPIES different copies of every kernel
-    python -m tools.bench.memory measure FILE INTO          restore it; prints bytes and seconds as JSON
-
-Each runs in an interpreter of its own: the peak of a process never goes down again.
+Each restore runs in an interpreter of its own: the peak of a process never goes down again.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.shared import kernel_copies
+from tools.shared import kernel_copies, programs
 from tools.shared.measurement import median, ratios, row
 from tools.shared.processes import answer, output
 
@@ -35,11 +30,11 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
     samples: dict[int, list[dict[str, float]]] = {times: [] for times in TIMES}
     for times in TIMES:
         made = str(work / f"{times}.tbundle")
-        output(__name__, "make", str(cache), made, str(times), environment={})
+        output(__name__, "--step", "make", str(cache), made, str(times), environment={})
     for _ in range(rounds):
         for times, found in samples.items():
             words = (str(work / f"{times}.tbundle"), str(work / "out"))
-            found.append(answer(__name__, "measure", *words, environment={}))
+            found.append(answer(__name__, "--step", "measure", *words, environment={}))
             shutil.rmtree(work / "out")
     many = TIMES[-1]
     grown = {
@@ -76,8 +71,15 @@ def multiply(one: Bundle, file: str, copies: int) -> None:
     kernel_copies.save([*one.kernels, *more], blobs, file)
 
 
-def measure(file: str, into: str) -> None:
-    """Restore everything and print what it took."""
+def make(cache: str, file: str, copies: str) -> None:
+    """Save a bundle with so many different copies of every kernel of a cache directory."""
+    from bundler import pack
+
+    multiply(pack(cache), file, int(copies))
+
+
+def measure(file: str, into: str) -> dict[str, float]:
+    """Restore everything; returns what it took."""
     before = peak_bytes()
     from bundler import restore
 
@@ -85,7 +87,7 @@ def measure(file: str, into: str) -> None:
     report = restore(file, into)
     seconds = time.perf_counter() - started
     found = {"peak_bytes": peak_bytes() - before, "seconds": seconds, "bytes": report.bytes}
-    print(json.dumps({**found, "kernels": len(report.restored)}))
+    return {**found, "kernels": len(report.restored)}
 
 
 def peak_bytes() -> int:
@@ -98,9 +100,4 @@ def peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
-        from bundler import pack
-
-        multiply(pack(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    else:
-        measure(sys.argv[2], sys.argv[3])
+    programs.run_step({"make": make, "measure": measure})

@@ -17,16 +17,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tools.bench import floors, remote_jobs, tables
-from tools.bench.bare_steps import PIPELINED
-from tools.bench.bundle import concluded, plant, real_caches, stepped
+from tools.bench import floors, tables
+from tools.bench.bundle import plant, real_caches, stepped
 from tools.bench.delay import delayed
-from tools.bench.remote_jobs import PATIENCE_S, TAG
-from tools.bench.sides import Side, arguments, sides, working_folder
+from tools.bench.floors import PIPELINED, concluded
+from tools.bench.sides import TAG, Samples, Side, Turn, arguments, sides, take_turns, working_folder
 from tools.bench.step_profiles import START
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
@@ -34,6 +32,7 @@ from tools.shared.measurement import median, ratio_row, row, shown, table
 from tools.shared.redis_server import Server, running
 
 KERNELS, ROUNDS = (300, 12), (7, 1)
+PATIENT = {"timeout_s": 20.0}
 DELAYS_S = (0.0, 0.001, 0.01)
 # With a delay Triton takes seconds, which do not vary much.
 DELAYED_ROUNDS = 3
@@ -70,8 +69,6 @@ MEASURED = (
     " [cluster.md](cluster.md#compression)."
 )
 
-Samples = dict[str, list[float]]
-
 
 def main() -> int:
     """Measure, print a table, write the samples."""
@@ -79,38 +76,34 @@ def main() -> int:
     kernels, rounds, keep = options.kernels, options.rounds, options.keep
     cache = cache_of(kernels, keep)
     load = os.getloadavg()[0]
-    with ExitStack() as stack:
-        work = stack.enter_context(working_folder(measurement.fast_directory() or keep))
-        serving = stack.enter_context(sides(remote_jobs.__name__, "ours", "triton", "plain"))
+    few = min(rounds, DELAYED_ROUNDS)
+    speaking = {"ours": ("redis", "bundler", "redis://127.0.0.1"), "triton": ("redis", "triton")}
+    with (
+        working_folder(measurement.fast_directory() or keep) as work,
+        sides(**speaking, plain=("redis",)) as serving,
+        running() as theirs,
+        running() as ours,
+    ):
         planted = plant(cache, work / "cache")
         recorded = serving["triton"].do("record", kernels, planted, work / "bundle")
         assert recorded["kernels"] == kernels, recorded
-        theirs = stack.enter_context(running())
         theirs_bytes = put_theirs(theirs, planted, work, serving["triton"])
-        ours = stack.enter_context(running())
         ours_bytes, pushed, again = put_ours(ours, work, serving["ours"], rounds)
         delays = {
             f"{delay * 1000:g} ms": measure(
-                delay,
-                min(rounds, DELAYED_ROUNDS) if delay else rounds,
-                planted,
-                work,
-                serving,
-                theirs,
-                ours,
+                delay, few if delay else rounds, planted, work, serving, theirs, ours
             )
             for delay in DELAYS_S
         }
 
         def steps_of(job: str, keep: str, *more: object) -> dict[str, float]:
-            given = (ours.url(), work / "out", TAG, PATIENCE_S, keep, *more)
+            given = (ours.url(**PATIENT), work / "out", keep, *more)
             return stepped(serving["ours"], job, *given, into=work / "out", rounds=rounds)
 
         profile = {"start": steps_of("start_steps", "launch")}
         profile["start all"] = steps_of("start_steps", "all")
-        server_at = (ours.port, ours.address.partition(":")[2])
         floor = {
-            keep: steps_of("bare_start", keep, *server_at, needed(ours, work, keep))
+            keep: steps_of("bare_start", keep, ours.address, needed(ours, work, keep))
             for keep in ("all", "launch")
         }
         sizes = stored(work, serving["ours"], corpus=not options.quick)
@@ -160,7 +153,7 @@ def put_ours(
     for _ in range(rounds):
         server.admin.flushall()
         server.admin.script_flush()
-        pushed = side.do("push", server.url(), work / "bundle")
+        pushed = side.do("push", server.url(**PATIENT), work / "bundle")
         first.append(pushed["push"])
         again.append(pushed["push again"])
     return used(server) - empty, first, again
@@ -177,28 +170,20 @@ def measure(
 ) -> Samples:
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
-    password = ours.address.partition(":")[2]
     with delayed(theirs.port, delay) as their_port, delayed(ours.port, delay) as our_port:
-        url = ours.url().replace(f":{ours.port}/", f":{our_port}/")
+        url = ours.url(**PATIENT).replace(f":{ours.port}/", f":{our_port}/")
+        address = ours.address.replace(f"{ours.port}:", f"{our_port}:", 1)
         out = work / "out"
-        jobs: list[tuple[str, str, str, tuple[object, ...], str]] = [
-            ("triton", "triton", "triton_get", (their_port, cache, out), "get")
-        ]
+        turns: list[Turn] = [("triton", "triton", "triton_get", (their_port, cache, out), "get")]
         for keep in ("all", "launch"):
-            asked = (our_port, password, needed(ours, work, keep))
-            jobs += [
-                ("ours", f"ours {keep}", "restore", (url, out, keep), "restore"),
+            asked = (address, needed(ours, work, keep))
+            turns += [
+                ("ours", f"ours {keep}", "pull_counted", (url, out, keep), "pull and restore"),
                 ("plain", f"gets {keep}", "gets", asked, "get"),
                 ("plain", f"write {keep}", "write_loop", (cache, out, keep), "write"),
             ]
         for _ in range(rounds):
-            for side, name, job, words, step in jobs:
-                found = serving[side].do(job, *words)
-                samples.setdefault(name, []).append(found[step])
-                for more in ("kernels", "round trips", "bytes"):
-                    if more in found and not name.startswith("write"):
-                        samples.setdefault(f"{name}: {more}", []).append(found[more])
-                shutil.rmtree(work / "out", ignore_errors=True)
+            take_turns(turns, samples, serving, out)
     return samples
 
 
@@ -244,7 +229,7 @@ def stored(work: Path, side: Side, *, corpus: bool) -> dict[str, dict[str, float
     found = {}
     for name, file in bundles.items():
         with running() as server:
-            found[name] = side.do("stored", server.url(), file)
+            found[name] = side.do("stored", server.url(**PATIENT), file)
     return found
 
 

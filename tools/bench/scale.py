@@ -14,7 +14,6 @@ counted above the loaded bundle, whose manifest and kernels are in memory.
 from __future__ import annotations
 
 import gc
-import json
 import re
 import shutil
 import sys
@@ -24,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import tables
-from tools.bench.bundle import concluded
+from tools.bench.floors import concluded
 from tools.bench.memory import multiply, peak_bytes
 from tools.bench.sides import arguments, working_folder
-from tools.shared import measurement
+from tools.shared import measurement, programs
 from tools.shared.kernel_variants import cache_of, compile_part
 from tools.shared.measurement import differences, median, medians, ratios, row, shown, table
 from tools.shared.processes import answer, output
@@ -79,14 +78,14 @@ def measure(
     """
     sides = {"one": 1, "many": copies}
     for name, times in sides.items():
-        words = ("make", str(kernels), str(work / f"{name}.tbundle"), str(times))
+        words = ("--step", "make", str(kernels), str(work / f"{name}.tbundle"), str(times))
         output(__name__, *words, environment={"TRITON_CACHE_DIR": str(cache)})
 
     def taken(what: str, rounds: int) -> dict[str, list[Sample]]:
         found: dict[str, list[Sample]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name in sides:
-                words = (what, str(work / f"{name}.tbundle"), str(work / "out"))
+                words = ("--step", what, str(work / f"{name}.tbundle"), str(work / "out"))
                 found[name].append(answer(__name__, *words, environment={}))
                 shutil.rmtree(work / "out")
         return found
@@ -138,20 +137,20 @@ def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
     ]
 
 
-def record(kernels: int, file: str, copies: int) -> None:
+def record(kernels: str, file: str, copies: str) -> None:
     """Record the kernels, which Triton finds in its cache, and save so many copies of their launch
     sets as one bundle.
     """
     import bundler
 
     with bundler.recording() as recording:
-        compile_part(kernels, 0, 1)
+        compile_part(int(kernels), 0, 1)
     with recording.collect(keep="launch") as bundle:
-        multiply(bundle, file, copies)
+        multiply(bundle, file, int(copies))
 
 
-def restore(file: str, into: str) -> None:
-    """Load and restore a bundle; prints seconds and bytes as JSON."""
+def restore(file: str, into: str) -> Sample:
+    """Load and restore a bundle; returns seconds and bytes."""
     import bundler
 
     # imported on first use, which is not what is measured here
@@ -165,18 +164,18 @@ def restore(file: str, into: str) -> None:
     assert len(report.restored) == count
     seconds = {"load_s": loaded - started, "restore_s": restored - loaded}
     sizes = {"load_bytes": after_load - before, "restore_bytes": after - after_load}
-    print(json.dumps({"kernels": count, **seconds, **sizes}))
+    return {"kernels": count, **seconds, **sizes}
 
 
-def parts(file: str, into: str) -> None:
-    """Load and restore a bundle; prints what came into memory as JSON."""
+def parts(file: str, into: str) -> Sample:
+    """Load and restore a bundle; returns what came into memory."""
     import bundler
     from bundler.lifecycle import restoration
 
     bundler.Bundle, bundler.restore  # noqa: B018  # as in `restore`
     with bundler.Bundle.load(file) as bundle:
         _ = bundle.kernels  # as in `restore`
-        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), restoration)))
+        return parts_of(lambda: bundler.restore(bundle, into), restoration)
 
 
 def resident() -> Sample:
@@ -261,9 +260,4 @@ def section(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
-        record(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    elif sys.argv[1] == "parts":
-        parts(sys.argv[2], sys.argv[3])
-    else:
-        restore(sys.argv[2], sys.argv[3])
+    programs.run_step({"make": record, "parts": parts, "restore": restore})

@@ -10,10 +10,11 @@ import ctypes
 import gc
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,16 @@ from typing import Any
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, Helper
 
+#: Under which kernels are pushed.
+TAG = "bench/kernels"
+LAUNCH_SUFFIXES = (".cubin", ".json")
+# What jobs count, beside the seconds of their steps.
+COUNTED = ("kernels", "files", "round trips")
 _POPULATE_WRITE = 23  # of madvise on Linux
+
+Samples = dict[str, list[float]]
+#: A side, what its work is called, the job, the arguments, and the step that is the sample.
+Turn = tuple[str, str, str, tuple[object, ...], str]
 
 
 class Side(Helper):
@@ -67,14 +77,29 @@ def copy_shared_pages() -> None:
 
 
 @contextmanager
-def sides(module: str, *names: str) -> Iterator[dict[str, Side]]:
-    """Start the processes that run the jobs, by name."""
-    started = {name: Side(module, name) for name in names}
+def sides(**imported: tuple[str, ...]) -> Iterator[dict[str, Side]]:
+    """Start the processes that run the jobs of `jobs.py`, by name; each is told what to import."""
+    started = {name: Side("tools.bench.jobs", *words) for name, words in imported.items()}
     try:
         yield started
     finally:
         for side in started.values():
             side.close()
+
+
+def take_turns(
+    turns: Iterable[Turn], samples: Samples, serving: Mapping[str, Side], out: Path
+) -> None:
+    """Run the jobs of one round, each of which may fill `out`; adds the sample of each, and what it
+    counted.
+    """
+    for side, name, job, words, step in turns:
+        found = serving[side].do(job, *words)
+        samples.setdefault(name, []).append(found[step])
+        for what in COUNTED:
+            if what in found:
+                samples.setdefault(f"{name}: {what}", []).append(found[what])
+        shutil.rmtree(out, ignore_errors=True)
 
 
 def arguments(
@@ -101,7 +126,9 @@ def arguments(
 @contextmanager
 def working_folder(parent: Path | str | None) -> Iterator[Path]:
     """Make a folder for the time of a measurement."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
+    # Processes of an engine may still end while it is removed.
+    folder = tempfile.TemporaryDirectory(prefix="bench.", dir=parent, ignore_cleanup_errors=True)
+    with folder as name:
         yield Path(name)
 
 
@@ -119,3 +146,17 @@ class Watch:
         if name:
             self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self._since = self._clock()
+
+
+def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
+    """Return kernel key -> file name -> bytes."""
+    found: dict[str, dict[str, bytes]] = {}
+    for key in sorted(os.listdir(cache)):
+        folder = Path(cache, key)
+        names = sorted(os.listdir(folder))
+        found[key] = {
+            n: (folder / n).read_bytes()
+            for n in names
+            if keep == "all" or n.endswith(LAUNCH_SUFFIXES)
+        }
+    return found

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call by call, what is left of a push again, of a start from a server, and of the first restore of
-a new process.
+"""Step by step, what a restore, a collect, a push again and a start from a server take.
 
-`jobs.py` and `remote_jobs.py` run the first two as jobs, `bundle.py` calls the third; `page.py` and
-`remote_rows.py` show them. Each step is done alone, so the sum is about what the whole takes where
-nothing overlaps.
+These are jobs of `jobs.py`; `page.py` and `remote.py` show them.  Each step is done alone, so the sum
+is about what the whole takes where nothing overlaps.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
+import hashlib
+import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tools.bench.fresh import child_environment
-from tools.bench.sides import Watch
-from tools.shared.measurement import medians
+from tools.bench.sides import TAG, Watch, read_cache
 
 if TYPE_CHECKING:
     from bundler.backends.port import Backend
@@ -28,32 +21,8 @@ if TYPE_CHECKING:
     from bundler.store.dictionaries import Dictionaries
     from bundler.store.store_layout import Hint, Unit
 
-# It imports nothing that a restore would have to import itself, and prints what `json` reads.
-_CODE = """
-import sys, time
-laps, since = [], time.perf_counter()
-def lap():
-    global since
-    laps.append(time.perf_counter() - since)
-    since = time.perf_counter()
-import msgspec
-lap()
-import bundler
-bundler.Bundle, bundler.restore
-lap()
-with bundler.Bundle.load(sys.argv[1]) as bundle:
-    lap()
-    bundler.restore(bundle, sys.argv[2], "launch")
-    lap()
-print(laps)
-"""
-_FRESH = (
-    "msgspec: import it, and what it needs of the standard library",
-    "modules: import ours, and what else they need",
-    "load: open the bundle, check the manifest",
-    "restore: decode, check, write",
-)
-
+# As a restore writes them together, more or less.
+STEP_KERNELS = 64
 #: Of a restore by tag from a server, in their order.
 START = (
     "open: read the URL, make the store",
@@ -71,23 +40,102 @@ START = (
 )
 
 
-def push_steps(file: str, into: str) -> dict[str, float]:
+def restore_steps(file: str, into: str, keep: Keep) -> dict[str, float]:
+    """What each step of a restore costs a processor on its own, in one thread."""
+    from bundler.format.bundle import Bundle
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.kernel_placement import localized, planned, read
+    from bundler.lifecycle.kernel_writer import write_kernels
+    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.toolchain import targets
+
+    hashing = "writers: sha256 of the files"
+    writing = (
+        "writers: check metadata, temporary directory, files with paths in them, group file, rename"
+    )
+    watch = Watch(time.thread_time)
+    bundle = Bundle.load(file)
+    watch.lap("load: parse and check the manifest")
+    targets.visible_targets()
+    watch.lap("meanwhile: ask the driver which GPUs are here")
+    plan = RestorePlan(bundle, RestoreOptions(into, keep))
+    kernels = plan.wanted_kernels()
+    place = CacheDirectory(into)
+    watch.lap("reader: which kernels are of use here")
+    for start in range(0, len(kernels), STEP_KERNELS):
+        wanted = [planned(kernel, keep) for kernel in kernels[start : start + STEP_KERNELS]]
+        watch.lap("reader: name, digest, size and paths of each file")
+        read(bundle.blobs, wanted)
+        watch.lap("reader: read and decompress the frames, find each file")
+        ready = [localized(one, place.path, plan.triton_dir) for one in wanted]
+        watch.lap("reader: find where paths go")
+        new = place.new_kernels(ready)
+        watch.lap("reader: group file, names, batch")
+        for one in ready:
+            compared = zip(one.contents, one.digests, strict=True)
+            assert all(hashlib.sha256(data).digest() == digest for data, digest in compared)
+        watch.lap(hashing)
+        assert not any(write_kernels(place.path, new, 0))
+        watch.lap(writing)
+    watch.seconds[writing] -= watch.seconds[hashing]  # a writer does both
+    return watch.seconds
+
+
+def collect_steps(cache: str) -> dict[str, float]:
+    """What each step of collecting and saving costs on its own, in one thread; compression in
+    several.
+    """
+    from msgspec.structs import replace
+
+    from bundler import pack
+    from bundler.format.manifest import Observation
+    from bundler.lifecycle.bundle_builder import Builder
+    from bundler.lifecycle.kernel_directory import Rejected, read_kernel
+
+    watch = Watch()
+    kernels = read_cache(cache)
+    watch.lap("read: open, read and close every file")
+    digests = {
+        key: {name: hashlib.sha256(data).digest() for name, data in files.items()}
+        for key, files in kernels.items()
+    }
+    watch.lap("hash: sha256 of every file")
+    found = [read_kernel(os.path.join(cache, key)) for key in kernels]
+    checking, reading = (
+        "check: complete, unchanged meanwhile, from one compile",
+        next(iter(watch.seconds)),
+    )
+    watch.lap(checking)
+    watch.seconds[checking] -= watch.seconds[reading]  # it reads again
+    builder, seen = Builder(cache), Observation(layouts=("triton",))
+    watch.lap("")
+    for one in found:
+        assert not isinstance(one, Rejected)
+        builder.add_found(one.key, replace(one, digests=digests[one.key]), seen)
+    watch.lap("entries: paths out of metadata, what a launch needs, files by their digests")
+    bundle = pack(cache)
+    watch.lap("")
+    bundle.to_bytes()
+    watch.lap("compress: frames in threads, manifest")
+    return watch.seconds
+
+
+def push_steps(url: str, file: str) -> dict[str, float]:
     """What each step of a push takes when a store in a directory has everything already."""
     import bundler
     from bundler.format.limits import DEFAULT_LIMITS
     from bundler.store import store_layout
     from bundler.store.stored_manifests import read_manifest
 
-    url = f"file://{into}"
     with (
         bundler.Bundle.load(file) as bundle,
         bundler.open_store(url) as store,
         _backend(url) as backend,
     ):
-        store.push(bundle, tag="bench")
+        store.push(bundle, TAG)
         manifest = store_layout.manifest_key(bundle.digest, bundle.observed.encode())
         steps = Watch()
-        read_manifest(backend, "bench", manifest, DEFAULT_LIMITS)
+        read_manifest(backend, url, manifest, DEFAULT_LIMITS)
         steps.lap("manifest: read it and compare its digests")
         units = list(store_layout.units_of(bundle.content))
         steps.lap("names: list the units of the bundle")
@@ -101,7 +149,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     return steps.seconds
 
 
-def start_steps(url: str, into: str, tag: str, patience_s: str, keep: Keep) -> dict[str, float]:
+def start_steps(url: str, into: str, keep: Keep) -> dict[str, float]:
     """What each step takes of a restore by tag from a server, of everything or of the
     launch set.
     """
@@ -116,20 +164,20 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: Keep) -> d
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
-    steps, name = Watch(), "bench"
-    with _backend(url, float(patience_s)) as backend:
+    steps = Watch()
+    with _backend(url) as backend:
         steps.lap(START[0])
-        named = References(backend, name).find(tag)
+        named = References(backend, url).find(TAG)
         manifest, hints = named.manifest, named.hints
         steps.lap(START[1])
-        content_bytes, observed = read_manifest(backend, name, manifest, DEFAULT_LIMITS)
+        content_bytes, observed = read_manifest(backend, url, manifest, DEFAULT_LIMITS)
         steps.lap(START[2])
         content = Content.decode(content_bytes)
         seen = Observed.decode(observed)
         steps.lap(START[3])
         units = BundleUnits(content)
         read = units.launch if keep == "launch" else units.all()
-        blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
+        blobs = StoreBlobs(backend, url, units, DEFAULT_LIMITS, hints=hints)
         steps.lap(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
         _place_steps(steps, backend, bundle, read, hints, into, keep)
@@ -195,28 +243,7 @@ def _decoded(
     return found
 
 
-def _backend(url: str, timeout_s: float | None = None) -> Backend:
+def _backend(url: str) -> Backend:
     from bundler.store.store_urls import Opening, open_backend
 
-    server = () if timeout_s is None else (("timeout_s", timeout_s),)
-    return open_backend((url,), Opening(server=server))[0]
-
-
-def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
-    """What each step takes of the first restore of a new process, medians."""
-    found: list[dict[str, float]] = []
-    with child_environment() as environment:
-        for number in range(rounds + 1):
-            shutil.rmtree(into, ignore_errors=True)
-            started = time.perf_counter()
-            subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
-            bare, started = time.perf_counter() - started, time.perf_counter()
-            command = [sys.executable, "-c", _CODE, str(bundle), str(into)]
-            done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-            whole = time.perf_counter() - started - bare
-            laps: list[Any] = json.loads(done.stdout)
-            if number:  # the first round fills the bytecode cache
-                steps = dict(zip(_FRESH, laps, strict=True))
-                found.append(steps | {"end: take the interpreter down": whole - sum(laps)})
-    shutil.rmtree(into, ignore_errors=True)
-    return medians(found)
+    return open_backend((url,), Opening())[0]

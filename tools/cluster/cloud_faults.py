@@ -4,7 +4,8 @@
     python -m tools.cluster cloud-faults [--settings QUERY] [--only WORDS] [--results DIR] [--page FILE]
     python -m tools.cluster cloud-faults --check [--results DIR] [--page FILE]      exit 1 when the page has another table
 
-For each case of `tools.cluster.fault_cases` a server on this host fails in that way.  A restore by
+For each case of `CASES` a server on this host fails in that way (`failing`), and the tests go through
+the same table with short time-outs.  A restore by
 tag is made there, as commands make it, and then a process compiles one kernel with Triton through
 our cache manager: what it lost is the time that its thread was in calls of the store, and that of
 its end.  The figures go to docs/results/, and their table into docs/stores.md.
@@ -12,22 +13,40 @@ its end.  The figures go to docs/results/, and their table into docs/stores.md.
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import itertools
 import json
 import os
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tools.cluster.fault_cases import CASES, CREDENTIALS, STORE_URL, Case, failing
 from tools.cluster.fault_plugin import KERNEL, TARGET
 from tools.shared import example_kernels, measurement, programs
-from tools.shared.object_server import ObjectServer
+from tools.shared.object_server import Answer, ObjectServer, Request, etag_of
 from tools.shared.processes import ROOT, answer, python_path
 
+Fault = Callable[[Request, Answer], Answer | None]
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "somebody",
+    "AWS_SECRET_ACCESS_KEY": "hush-hush-hush",
+    "AWS_SESSION_TOKEN": "a-session-token",
+    "AWS_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+}
+STORE_URL = "s3://bench/store"
+PACKS, CATALOG = "*packs/*", "*catalog"
+_HOUR = {"Retry-After": "3600"}
 PAGE = ROOT / "docs" / "stores.md"
 RESULT = "cloud-faults"
 BEGIN, END = "<!-- begin: cloud-faults -->\n", "<!-- end: cloud-faults -->\n"
@@ -49,6 +68,217 @@ before, started = peak(), time.perf_counter()
 backend.delete(["a"])
 print(json.dumps([time.perf_counter() - started, peak() - before]))
 """
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to fail.
+
+    Attributes:
+        name: what happens, for the table.
+        fault: makes what the server does, from the server; None where the place is what fails.
+        says: the error that a restore must end with, by name; empty where it restores everything.
+        place: where clients are sent.
+        seconds: how many time-outs the call may take at most.
+    """
+
+    name: str
+    fault: Callable[[ObjectServer], Fault] | None = None
+    says: str = "StoreUnavailable"
+    place: Literal["server", "nobody", "queue", "tls", "no tls", "elsewhere"] = "server"
+    seconds: float = 3.0
+
+
+def _always(
+    status: int, code: str = "", headers: dict[str, str] | None = None
+) -> Callable[[ObjectServer], Fault]:
+    body = (
+        f"<Error><Code>{code}</Code><Message>as was asked</Message></Error>".encode()
+        if code
+        else b""
+    )
+    return lambda _server: lambda _asked, _answer: Answer(status, headers or {}, body)
+
+
+def _first(count: int, status: int) -> Callable[[ObjectServer], Fault]:
+    def fault(_server: ObjectServer) -> Fault:
+        left = itertools.chain(
+            [Answer(status, {"Retry-After": "0"})] * count, itertools.repeat(None)
+        )
+        return lambda _asked, _answer: next(left)
+
+    return fault
+
+
+def _reads(path: str, spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
+    return lambda _server: (
+        lambda asked, answer: (
+            spoilt(answer) if asked.method == "GET" and fnmatchcase(asked.path, path) else None
+        )
+    )
+
+
+def _every(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
+    return lambda _server: lambda _asked, answer: spoilt(answer)
+
+
+def _dies_after(requests: int) -> Callable[[ObjectServer], Fault]:
+    def fault(server: ObjectServer) -> Fault:
+        before = len(server.requests)
+        return lambda _asked, _answer: (
+            Answer(0) if len(server.requests) - before > requests else None
+        )
+
+    return fault
+
+
+def _another_etag(answer: Answer) -> Answer:
+    return replace(answer, headers={**answer.headers, "ETag": etag_of(os.urandom(8))})
+
+
+def _changed(answer: Answer) -> Answer:
+    middle = len(answer.body) // 2
+    return replace(
+        answer,
+        body=answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :],
+    )
+
+
+CASES = (
+    Case("nobody listens on the port", place="nobody"),
+    Case("connections are never accepted", place="queue"),
+    Case("the server takes requests and never answers", _every(lambda a: replace(a, late_s=None))),
+    Case(
+        "each answer comes 0.2 s late",
+        _every(lambda a: replace(a, late_s=0.2)),
+        says="",
+        seconds=10,
+    ),
+    Case("500 to everything", _always(500, "InternalError")),
+    Case("503 with Retry-After of an hour", _always(503, "SlowDown", _HOUR)),
+    Case("429 with Retry-After of an hour", _always(429, "TooManyRequests", _HOUR)),
+    Case("503 once", _first(1, 503), says=""),
+    Case("wrong credentials (403)", _always(403, "InvalidAccessKeyId"), says="AccessDenied"),
+    Case(
+        "a signature that does not match (403)",
+        _always(403, "SignatureDoesNotMatch"),
+        says="AccessDenied",
+    ),
+    Case(
+        "a clock that is off by 15 minutes (403)",
+        _always(403, "RequestTimeTooSkewed"),
+        says="AccessDenied",
+    ),
+    Case("an expired session token (400)", _always(400, "ExpiredToken"), says="AccessDenied"),
+    Case("no such bucket (404)", _always(404, "NoSuchBucket")),
+    Case("a bucket of another region (301 without a place)", _always(301, "PermanentRedirect")),
+    Case("307 to another host that has no store", place="elsewhere"),
+    Case(
+        "307 in a circle",
+        lambda server: lambda asked, _: Answer(307, {"Location": f"{server.endpoint}{asked.path}"}),
+    ),
+    Case("a certificate that nobody vouches for", place="tls"),
+    Case("a server that speaks no TLS", place="no tls"),
+    Case("the catalog is cut off", _reads(CATALOG, lambda a: replace(a, sent=len(a.body) // 2))),
+    Case("the catalog has another byte", _reads(CATALOG, _changed)),
+    Case(
+        "the catalog says that it has 1 TB",
+        _reads(CATALOG, lambda a: replace(a, length=10**12, sent=len(a.body))),
+    ),
+    Case(
+        "a page of a proxy instead of the catalog",
+        _reads(CATALOG, lambda a: replace(a, body=b"<html>log in</html>")),
+    ),
+    Case("packs are cut off", _reads(PACKS, lambda a: replace(a, sent=len(a.body) // 2))),
+    Case("packs come shorter than they are", _reads(PACKS, lambda a: replace(a, body=a.body[:-1]))),
+    Case("packs have another byte", _reads(PACKS, _changed), says="NotFound"),
+    Case("ranges of packs are refused (416)", _reads(PACKS, lambda _: Answer(416))),
+    Case("each answer has another ETag", _every(_another_etag), says=""),
+    Case("the server dies after one request", _dies_after(1)),
+    Case("the server dies after two requests", _dies_after(2)),
+)
+
+
+@contextlib.contextmanager
+def failing(case: Case, objects: dict[str, bytes], folder: Path) -> Iterator[str]:
+    """Serve a bucket that fails in the way of a case; yields its endpoint.
+
+    Args:
+        case: how.
+        objects: what lies in the bucket.
+        folder: where a certificate may be made.
+    """
+    with contextlib.ExitStack() as stack:
+        if case.place == "nobody":
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            yield f"http://127.0.0.1:{port}"
+            return
+        if case.place == "queue":
+            yield f"http://127.0.0.1:{_full_queue(stack)}"
+            return
+        server = ObjectServer(tls=_self_signed(folder) if case.place == "tls" else None)
+        server.objects = dict(objects)
+        stack.enter_context(server.serving())
+        if case.fault is not None:
+            server.fault = case.fault(server)
+        if case.place == "elsewhere":
+            other = stack.enter_context(ObjectServer().serving())
+            # Not under the same name: that would be the same host for a client.
+            place = other.endpoint.replace("127.0.0.1", "localhost")
+            server.fault = lambda asked, _: Answer(307, {"Location": place + asked.path})
+        yield (
+            server.endpoint.replace("http:", "https:")
+            if case.place == "no tls"
+            else server.endpoint
+        )
+
+
+def _full_queue(stack: contextlib.ExitStack) -> int:
+    """Listen and accept nothing, and fill the queue of connections, so that the next ones are not
+    even refused.
+    """
+    listener = stack.enter_context(socket.socket())
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    for _ in range(4):
+        waiting = stack.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex(listener.getsockname())
+    return int(listener.getsockname()[1])
+
+
+def _self_signed(folder: Path) -> ssl.SSLContext:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "server.pem"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return context
 
 
 def main() -> int:

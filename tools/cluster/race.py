@@ -20,7 +20,6 @@ not hold.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -190,7 +189,7 @@ class Race:
         self.counts: Counter[str] = Counter()
         self.expected: set[str] = set()
         self.problems: list[str] = []
-        racer = ("race", "--racer", str(folder), "--seed", str(seed), "--number")
+        racer = ("race", "--step", "race", str(folder), str(seed))
         self.racers = [Helper("tools.cluster", *racer, str(n)) for n in range(processes)]
 
     def round(self, number: int) -> None:
@@ -267,7 +266,7 @@ def digests(cache: Path) -> Digests:
     return found
 
 
-def compile_kernels(path: Path) -> int:
+def compile_kernels(path: str) -> None:
     """Record the compiles of the example kernels into a bundle file."""
     import bundler
 
@@ -276,7 +275,6 @@ def compile_kernels(path: Path) -> int:
         kernels.compile_all(["cuda:90", "hip:gfx942"])
     with recording.collect() as bundle:
         bundle.save(path)
-    return 0
 
 
 def kernels_alone(source: Path, path: Path) -> None:
@@ -288,16 +286,17 @@ def kernels_alone(source: Path, path: Path) -> None:
         bundler.Bundle(Content.of(bundle.kernels), bundle.observed, bundle.blobs).save(path)
 
 
-def be_racer(folder: Path, number: int, seed: int) -> int:
+def be_racer(folder: str, seed: str, number: str) -> None:
     """Answer each round's number with what happened, until the input ends."""
-    racer = Racer(folder, number, seed)
+    racer = Racer(Path(folder), int(number), int(seed))
     for line in sys.stdin:
         print(json.dumps(racer.round(int(line))), flush=True)
-    return 0
 
 
 def main() -> int:
     """Race, print the table, write the counts."""
+    if programs.run_step({"compile": compile_kernels, "race": be_racer}):
+        return 0
     options = programs.arguments(
         __doc__,
         rounds=(ROUNDS, "how many"),
@@ -305,20 +304,14 @@ def main() -> int:
         bundle=(Path, "kernels to race with; compiled when not given"),
         seed=(0, "of what is done"),
         results=(measurement.RESULTS, f"where {RESULT}.json goes"),
-        compile=(Path, argparse.SUPPRESS),
-        racer=(Path, argparse.SUPPRESS),
-        number=(0, argparse.SUPPRESS),
     )
-    if options.racer is not None:
-        return be_racer(options.racer, options.number, options.seed)
-    if options.compile is not None:
-        return compile_kernels(options.compile)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="race.", dir=measurement.fast_directory()) as name:
         folder = Path(name)
         if options.bundle is None:
             places = {"HOME": name, "TRITON_CACHE_DIR": f"{name}/triton"}
-            output("tools.cluster", "race", "--compile", f"{name}/all.tbundle", environment=places)
+            compiling = ("race", "--step", "compile", f"{name}/all.tbundle")
+            output("tools.cluster", *compiling, environment=places)
         kernels_alone(options.bundle or folder / "all.tbundle", folder / "kernels.tbundle")
         race = Race(folder, options.processes, options.seed)
         try:

@@ -11,7 +11,9 @@ Ranks of one host share a near directory where the job says so.
 from __future__ import annotations
 
 import array
+import hashlib
 import json
+import os
 import shutil
 import socket
 import sys
@@ -25,14 +27,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from tools.cluster.replay import Turn
+from tools.shared import kernel_variants
 from tools.shared.redis_server import CompileLog, admin_of
 
 if TYPE_CHECKING:
     from bundler import Bundle, Store
 
 TAG = "cluster/sim"
+PHASES = ("cold", "warm", "reading")
 STACK_BYTES = 512 * 1024
 SHOWN_ERRORS = 5
 
@@ -53,7 +58,8 @@ class Job:
         order: `spread`: each rank begins with another kernel; `same`: all go through them in one
             order.
         url, compile_log: the store, and the port of the log of compiles with its password.
-        bundle: the file with the kernels.
+        bundle: the file with the kernels; empty for one rank that compiles the first of
+            `kernel_variants.variants`.
         folder: where near directories and cache directories go.
         samples: the file for the waits, as 4-byte floats.
         compile_s: what a compile takes on average.
@@ -164,17 +170,22 @@ class Ranks:
         bundler.open_store(job.url).close()
         self._job, self._begin = job, threading.Event()
         self.ready = threading.Barrier(len(job.ranks) + 1)
-        self._bundle: Bundle = bundler.Bundle.load(job.bundle)
-        self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
+        self._load()
         self._compile_log = admin_of(job.compile_log, socket_timeout=60)
         self.found = {rank: Found() for rank in job.ranks}
         self._threads = [
             threading.Thread(target=self._be, args=(rank,), daemon=True) for rank in job.ranks
         ]
 
+    def _load(self) -> None:
+        import bundler
+
+        threading.stack_size(STACK_BYTES)
+        self._bundle: Bundle = bundler.Bundle.load(self._job.bundle)
+        self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
+
     def start(self) -> None:
         """Let all ranks come to the line."""
-        threading.stack_size(STACK_BYTES)
         for thread in self._threads:
             thread.start()
         self.ready.wait()
@@ -185,7 +196,6 @@ class Ranks:
         for thread in self._threads:
             thread.join()
         self._compile_log.close()
-        self._bundle.close()
 
     def _be(self, rank: int) -> None:
         import bundler
@@ -249,26 +259,64 @@ class Ranks:
         return [f"file://{near}", self._job.url]
 
 
+class RealRank(Ranks):
+    """A rank that compiles with Triton, for sm_90, what the store does not have."""
+
+    def _load(self) -> None:
+        os.environ["TRITON_CACHE_DIR"] = str(Path(self._job.folder, f"triton{self._job.ranks[0]}"))
+        self._wanted = sources(self._job.kernels)
+
+    def _keys(self, rank: int) -> list[str]:
+        keys = list(self._wanted)
+        # Two begin with the same kernel, and each pair meets the other half-way.
+        first = rank // 2 * len(keys) * 2 // self._job.of
+        return keys[first:] + keys[:first]
+
+    def _compile(self, rank: int, key: str) -> Bundle:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        import bundler
+
+        note(self._compile_log, rank, key)
+        source, options = self._wanted[key]
+        with bundler.recording() as recorded:
+            triton.compile(source, target=GPUTarget(*kernel_variants.TARGET), options=options)
+        return recorded.collect()
+
+
+def sources(count: int) -> dict[str, tuple[Any, dict[str, int]]]:
+    """Return kernel key -> source and options."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.cache import get_cache_key, get_cache_manager
+
+    backend, found = make_backend(GPUTarget(*kernel_variants.TARGET)), {}
+    for name, types, constants, options in kernel_variants.variants(count):
+        source = kernel_variants.source_of(name, types, constants)
+        parsed = backend.parse_options({**options, **source.parse_options()})
+        text = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
+        directory = get_cache_manager(hashlib.sha256(text.encode()).hexdigest()).cache_dir
+        found[Path(directory).name] = (source, options)
+    return found
+
+
 def note(compile_log: Any, rank: int, key: str) -> None:
     """Note in the log of compiles that a compile begins."""
     with compile_log.pipeline() as commands:
         commands.hincrby(CompileLog.COMPILES, key, 1).hset(CompileLog.RANKS, key, rank).execute()
 
 
-def port_of(url: str) -> int:
-    """Return the port in a URL of `redis_server.Server.url`."""
-    return int(url.rpartition(":")[2].partition("/")[0])
-
-
 def answer(job: Job, every: Sequence[Found]) -> str:
     """Leave the waits in the job's file and return the line that a process answers."""
     with open(job.samples, "wb") as file:
         array.array("f", [wait for found in every for wait in found.waits_s]).tofile(file)
-    sockets = [one for one in Counted.every if one.port == port_of(job.url)]
+    sockets = [one for one in Counted.every if one.port == urlsplit(job.url).port]
     if job.record:
-        Path(job.record).write_text(
-            json.dumps([turn.encode() for one in sockets for turn in one.turns])
-        )
+        turns = [turn for one in sockets for turn in one.turns]
+        said_bytes = [(turn.question.decode("latin-1"), turn.answer_bytes) for turn in turns]
+        Path(job.record).write_text(json.dumps(said_bytes))
     errors = [error for found in every for error in found.errors]
     said = {
         "how": sum((found.how for found in every), Counter()),
@@ -286,7 +334,7 @@ def main() -> int:
     warnings.simplefilter("ignore")  # what is warned of is counted
     # before redis-py makes any
     socket.socket, Counted.records = Counted, bool(job.record)  # type: ignore[misc]
-    ranks = Ranks(job)
+    ranks = Ranks(job) if job.bundle else RealRank(job)
     ranks.start()
     print(json.dumps("ready"), flush=True)
     sys.stdin.readline()

@@ -11,7 +11,6 @@ sends its next question when all bytes of an answer as long as the recorded one 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import selectors
@@ -19,7 +18,6 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 CHUNK = 1024 * 1024
 
@@ -30,15 +28,6 @@ class Turn:
 
     question: bytes
     answer_bytes: int
-
-    def encode(self) -> list[Any]:
-        """Return it as JSON can hold it."""
-        return [base64.b64encode(self.question).decode(), self.answer_bytes]
-
-    @classmethod
-    def decode(cls, fields: list[Any]) -> Turn:
-        """Return what `encode` was given."""
-        return cls(base64.b64decode(fields[0]), int(fields[1]))
 
 
 @dataclass
@@ -139,7 +128,7 @@ def dropped() -> int:
 def main() -> int:
     """Do one job."""
     job = json.loads(sys.stdin.readline())
-    turns = [Turn.decode(one) for one in job["turns"]]
+    turns = [Turn(question.encode("latin-1"), size) for question, size in job["turns"]]
     began, before = time.monotonic(), dropped()
     connections = ConnectionReplay(job["port"], turns).run(job["ranks"], job["limit_s"])
     failed = [connection.failed for connection in connections if connection.failed]

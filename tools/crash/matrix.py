@@ -17,8 +17,7 @@ then on - a process does the work under the shim (shim.c, which needs a C compil
    shortened.
 
 It needs Triton (to compile four kernels once).  The work happens in memory (/dev/shm) where that
-is.  The counts go to docs/results/crash-matrix.json; exit status 1 when a promise did not hold or
-the time was not enough.
+is.  The counts go to docs/results/crash-matrix.json; exit status 1 when a promise did not hold.
 """
 
 from __future__ import annotations
@@ -35,16 +34,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.crash import worker
-from tools.crash.cases import KINDS, Case
+from tools.crash.cases import KINDS, Case, Materials, every_case
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, Helper, command
 
+T = TypeVar("T")
 SHIM = Path(__file__).with_name("shim.c")
 FAULTS = ("kill", "killed-after", "torn", "short", "enospc", "enospc-from", "eio", "eio-from")
 TEARING = ("torn", "short")
@@ -55,7 +55,6 @@ TRITON_EVERY = 20
 SAMPLED_TRITON_EVERY = 4
 COMPILE_EVERY = 10
 SHOWN_PROBLEMS = 20
-TIME_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,8 @@ class Cell:
         return self.case.partition("/")[0]
 
 
-@dataclass
-class Found:
-    """What the workers report."""
-
-    runs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    looks: Counter[str] = field(default_factory=Counter)
-    problems: list[tuple[Cell, dict[str, str]]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-
 class Matrix:
-    """The helpers, and the loop that feeds them."""
+    """The helpers, the loop that feeds them, and what they report."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         environment = {
@@ -98,7 +87,10 @@ class Matrix:
         make = command("tools.crash.triton_process", "make", str(materials))
         subprocess.run(make, check=True, env=environment, cwd=ROOT)
         preloaded = {**environment, "LD_PRELOAD": str(build_shim(folder))}
-        self.found = Found()
+        self.runs: Counter[tuple[str, str]] = Counter()
+        self.looks: Counter[str] = Counter()
+        self.problems: list[tuple[Cell, dict[str, str]]] = []
+        self.failures: list[str] = []
         self._triton = Helper("tools.crash.triton_process", "serve", environment=environment)
         self._turn = threading.Lock()
         places = [folder / f"worker-{number}" for number in range(jobs)]
@@ -108,34 +100,32 @@ class Matrix:
             Helper("tools.crash.worker", str(materials), str(place), environment=preloaded)
             for place in places
         ]
-        self.cases = worker.cases(materials)
+        self.cases = every_case(Materials(materials))
 
     def calls(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the calls that each case makes when nothing goes wrong."""
         return {name: self._workers[0].ask({"case": name})["calls"] for name in names}
 
-    def run(self, cells: Sequence[Cell], until: float) -> int:
-        """Run the cells on all workers; returns how many were left when the time was up."""
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run the cells on all workers."""
         todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         for cell in cells:
             todo.put(cell)
         threads = [
-            threading.Thread(target=self._feed, args=(worker, todo, until))
-            for worker in self._workers
+            threading.Thread(target=self._feed, args=(worker, todo)) for worker in self._workers
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return todo.qsize()
 
     def close(self) -> None:
         """End the helpers."""
         for helper in (self._triton, *self._workers):
             helper.close()
 
-    def _feed(self, worker: Helper, todo: queue.SimpleQueue[Cell], until: float) -> None:
-        while time.monotonic() < until:
+    def _feed(self, worker: Helper, todo: queue.SimpleQueue[Cell]) -> None:
+        while True:
             try:
                 cell = todo.get_nowait()
             except queue.Empty:
@@ -143,7 +133,7 @@ class Matrix:
             try:
                 self._run(worker, cell)
             except (RuntimeError, ValueError, OSError) as error:
-                self.found.failures.append(f"{cell}: {error}")
+                self.failures.append(f"{cell}: {error}")
                 return
 
     def _run(self, worker: Helper, cell: Cell) -> None:
@@ -151,10 +141,10 @@ class Matrix:
         while "ask" in answer:
             with self._turn:
                 seen = self._triton.ask({"cache": answer["ask"], "compile": answer["compile"]})
-            self.found.looks.update(look["did"].partition(" ")[0] for look in seen)
+            self.looks.update(look["did"].partition(" ")[0] for look in seen)
             answer = worker.ask(seen)
-        self.found.runs[cell.entry, cell.fault] += 1
-        self.found.problems += [(cell, problem) for problem in answer["problems"]]
+        self.runs[cell.entry, cell.fault] += 1
+        self.problems += [(cell, problem) for problem in answer["problems"]]
 
 
 def main() -> int:
@@ -165,7 +155,6 @@ def main() -> int:
         seed=(0, "of the sample and the order"),
         cases=("", "names or entry points, separated by commas; all"),
         jobs=(len(os.sched_getaffinity(0)), "processes that run cells; cores"),
-        time_limit=(TIME_LIMIT_S, "stop after so many seconds"),
         results=(measurement.RESULTS, "where crash-matrix.json goes"),
     )
     if not sys.platform.startswith("linux") or compiler() is None:
@@ -189,42 +178,40 @@ def main() -> int:
             cells = shown_to_triton(
                 cells, matrix.cases, SAMPLED_TRITON_EVERY if options.sample else TRITON_EVERY
             )
-            left = matrix.run(cells, started + options.time_limit)
+            matrix.run(cells)
         finally:
             matrix.close()
-    found = matrix.found
     print(f"{'entry point':<12}{'fault':<14}{'runs':>6}", *(f"{kind:>14}" for kind in KINDS))
-    for one in rows(found):
+    for one in rows(matrix):
         entry, fault, runs, *bad = one.values()
         print(f"{entry:<12}{fault:<14}{runs:>6}", *(f"{count:>14}" for count in bad))
-    result = summary(calls, found) | {"seed": options.seed, "sample": options.sample, "left": left}
+    result = summary(calls, matrix) | {"seed": options.seed, "sample": options.sample}
     result["seconds"] = round(time.monotonic() - started, 1)
     path = measurement.save("crash-matrix", result, options.results)
     print(
-        f"{result['runs']} runs and {sum(found.looks.values())} lookups by Triton in"
+        f"{result['runs']} runs and {sum(matrix.looks.values())} lookups by Triton in"
         f" {result['seconds']} s; written to {path}"
     )
     # One of each kind and entry point first: a hundred like it tell no more.
-    rank = numbered((cell.entry, problem["kind"]) for cell, problem in found.problems)
-    order = sorted(zip(rank, found.problems, strict=True), key=lambda pair: pair[0])
-    for _, (cell, problem) in order[:SHOWN_PROBLEMS]:
+    problems = in_turn(matrix.problems, lambda one: (one[0].entry, one[1]["kind"]))
+    for cell, problem in problems[:SHOWN_PROBLEMS]:
         print(
             f"{problem['kind']}: {cell.case}, {cell.fault} at call {cell.at}: {problem['text']}",
             file=sys.stderr,
         )
-    for failure in found.failures + ([f"time was up with {left} cells to go"] if left else []):
+    for failure in matrix.failures:
         print(f"crash matrix: {failure}", file=sys.stderr)
-    return 1 if found.problems or found.failures or left else 0
+    return 1 if matrix.problems or matrix.failures else 0
 
 
-def numbered(names: Iterable[tuple[str, str]]) -> list[int]:
-    """Return of each how many before it are the same: by it sorted, one of each comes first."""
-    count: Counter[tuple[str, str]] = Counter()
-    ranks = []
-    for name in names:
-        ranks.append(count[name])
-        count[name] += 1
-    return ranks
+def in_turn(items: Iterable[T], name: Callable[[T], Hashable]) -> list[T]:
+    """Return the items in another order: first one of each name, then the second of each."""
+    count: Counter[Hashable] = Counter()
+    ranked = []
+    for item in items:
+        ranked.append((count[name(item)], item))
+        count[name(item)] += 1
+    return [item for _, item in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def compiler() -> str | None:
@@ -260,11 +247,7 @@ def plan(calls: dict[str, list[str]], sample: int, chance: random.Random) -> lis
     ]
     chance.shuffle(cells)
     if sample:
-        rank = numbered((cell.entry, cell.fault) for cell in cells)
-        cells = [
-            cell
-            for _, cell in sorted(zip(rank, cells, strict=True), key=lambda pair: pair[0])[:sample]
-        ]
+        cells = in_turn(cells, lambda cell: (cell.entry, cell.fault))[:sample]
     return cells
 
 
@@ -280,22 +263,22 @@ def shown_to_triton(cells: Sequence[Cell], cases: dict[str, Case], every: int) -
     return [marked(cell) for cell in cells]
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
+def rows(matrix: Matrix) -> list[dict[str, Any]]:
     """Return for each entry point and fault the runs, and what went wrong by kind."""
-    bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in found.problems)
+    bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in matrix.problems)
     return [
         {"entry": entry, "fault": fault, "runs": runs}
         | {kind: bad[entry, fault, kind] for kind in KINDS}
-        for (entry, fault), runs in sorted(found.runs.items())
+        for (entry, fault), runs in sorted(matrix.runs.items())
     ]
 
 
-def summary(calls: dict[str, list[str]], found: Found) -> dict[str, Any]:
+def summary(calls: dict[str, list[str]], matrix: Matrix) -> dict[str, Any]:
     """Return what goes to the result file."""
     return {
-        "runs": sum(found.runs.values()),
+        "runs": sum(matrix.runs.values()),
         "calls": {case: len(made) for case, made in calls.items()},
-        "rows": rows(found),
-        "lookups_by_triton": dict(sorted(found.looks.items())),
-        "problems": len(found.problems),
+        "rows": rows(matrix),
+        "lookups_by_triton": dict(sorted(matrix.looks.items())),
+        "problems": len(matrix.problems),
     }

@@ -28,16 +28,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.crash import store_cases
 from tools.crash.cases import (
     Case,
     Materials,
     Problem,
     Tree,
     below,
-    empty,
-    restores,
-    saves,
+    every_case,
     shorten,
     tree,
 )
@@ -64,25 +61,12 @@ class Ended:
         return sum(call.startswith("* ") for call in self.calls)
 
 
-def cases(folder: Path) -> dict[str, Case]:
-    """Return every case by name; `folder` is what `triton_process.py make` filled."""
-    materials = Materials(folder)
-    listed = [
-        *restores(materials),
-        store_cases.Pulling("from a store", materials, empty),
-        *saves(materials),
-        *store_cases.puts(),
-        *store_cases.pushes(materials),
-    ]
-    return {case.name: case for case in listed}
-
-
 class Worker:
     """One directory to work in, and the starting states that were made there once."""
 
     def __init__(self, materials: Path, folder: Path) -> None:
-        self.cases = cases(materials)
         self.materials = Materials(materials)
+        self.cases = every_case(self.materials)
         self.folder, self.root = folder, folder / "root"
         self.library = ctypes.CDLL(None)
         self._before: dict[str, Tree] = {}

@@ -14,13 +14,13 @@ import json
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import msgpack
 import zstandard
-
-from tools.fuzz.table_content import SCHEMA, to_tables
 
 MAGIC = b"\x89TBNDL\r\n"
 HEADER = struct.Struct("<8sHHIIIQQ")
@@ -28,6 +28,10 @@ HEADER_BYTES = HEADER.size + 32
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
 STORED, ZSTD = 0, 1
 DECODED_BYTES = 1 << 24
+SCHEMA = 2
+MAX_CUT_BYTES = 1 << 16
+#: Where a content has its tables.
+Table = IntEnum("Table", "SIZES NAMES TARGETS TOOLCHAINS SPECS LISTS PIECES KERNELS", start=2)
 
 
 @lru_cache(16)
@@ -47,14 +51,13 @@ def pack(document: Any) -> bytes:
     return packed
 
 
-def compressed(raw: bytes, prefix: bytes = b"", level: int = 3) -> bytes:
+def compressed(raw: bytes, level: int = 3) -> bytes:
     """Return raw bytes as a frame that declares its size and has a checksum."""
     compressor = zstandard.ZstdCompressor(
         level=level,
         write_checksum=True,
         write_content_size=True,
         write_dict_id=False,
-        dict_data=raw_dictionary(prefix),
     )
     return compressor.compress(raw)
 
@@ -291,41 +294,153 @@ def draft() -> Draft:
     return Draft([kernel(), second], tuning)
 
 
-def value_chain(depth: int) -> list[Any]:
-    """Return a tagged value inside so many lists."""
-    value: list[Any] = ["none", None]
-    for _ in range(depth):
-        value = ["list", [value]]
-    return value
-
-
 def nested(depth: int) -> bytes:
     """Return msgpack of so many arrays, each in the one before."""
     return b"\x91" * depth + b"\xc0"
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A way to make a bundle wrong; `heavy` ones take seconds."""
-
-    name: str
-    change: Callable[[Draft], Any]
-    heavy: bool = False
-
-    @property
-    def family(self) -> str:
-        """The part of the name before the first slash."""
-        return self.name.partition("/")[0]
-
-    def make(self) -> bytes:
-        """Return the bundle."""
-        made = draft()
-        self.change(made)
-        return made.join()
+def to_tables(document: list[Any]) -> list[Any]:
+    """Return the content of these rows; what is too wrong for that stays as it is."""
+    try:
+        return _to_tables(document)
+    except (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException):
+        return document
 
 
-def bound(change: Callable[..., Any], *values: Any) -> Callable[[Draft], Any]:
-    """Return a change with its further arguments given: a loop's variable would be another one when
-    the change is made.
-    """
-    return lambda made: change(made, *values)
+def _to_tables(document: list[Any]) -> list[Any]:
+    schema, blobs, kernels, tuning, helpers, opaque, records, *more = document
+    names, targets, toolchains, specs, lists, pieces = (_Numbers() for _ in range(6))
+    rows = []
+    for key, name, target, files, spec, facts, parts, toolchain, *further in kernels:
+        starred = [
+            "*" + item[len(name) :] if name and item.startswith(name) else item
+            for item, *_ in files
+        ]
+        spans = [_with_position(position, file[2]) for position, file in enumerate(files)]
+        references = [
+            [file[1] for file in files],
+            [*chain.from_iterable(spans)],
+            pieces.runs(facts),
+            pieces.runs(parts),
+        ]
+        own = [None, *spec[1:]] if spec and spec[0] == name else spec
+        numbers = [names[name], targets[target], toolchains[toolchain], specs[own], lists[starred]]
+        rows.append([key, *numbers, references, *further])
+
+    def placed(entries: list[Any]) -> list[Any]:
+        return [[path, file[1], file[2], *rest] for path, file, *rest in entries]
+
+    tables = [table.items for table in (names, targets, toolchains, specs, lists, pieces)]
+    return [
+        schema,
+        b"".join(digest for digest, *_ in blobs),
+        [size for _, size, *_ in blobs],
+        *tables,
+        rows,
+        placed(tuning),
+        placed(helpers),
+        placed(opaque),
+        records,
+        *more,
+    ]
+
+
+def to_rows(document: list[Any]) -> list[Any]:
+    """Return the rows of a sound content."""
+    schema, digests, sizes, names, targets, toolchains, specs, lists, pieces = document[
+        : Table.KERNELS
+    ]
+    rows, *placed, records = document[Table.KERNELS :]
+
+    def join(runs: list[int] | None) -> bytes | None:
+        if runs is None:
+            return None
+        return b"".join(
+            b"".join(pieces[at : at + number])
+            for at, number in zip(runs[::2], runs[1::2], strict=True)
+        )
+
+    kernels = []
+    for key, name, target, toolchain, spec, file_list, (blobs, spans, facts, parts) in rows:
+        label, documents = names[name], (join(facts), join(parts))
+        files = [
+            [item.replace("*", label), blob, []]
+            for item, blob in zip(lists[file_list], blobs, strict=True)
+        ]
+        for start in range(0, len(spans), 4):
+            files[spans[start]][2] += spans[start + 1 : start + 4]
+        own = [label if specs[spec][0] is None else specs[spec][0], *specs[spec][1:]]
+        kernels.append([key, label, targets[target], files, own, *documents, toolchains[toolchain]])
+    entries = [
+        [[path, [path.rpartition("/")[2], blob, spans], *rest] for path, blob, spans, *rest in part]
+        for part in placed
+    ]
+    blob_table = [[digests[32 * number :][:32], size] for number, size in enumerate(sizes)]
+    return [schema, blob_table, kernels, *entries, records]
+
+
+def blob_table(document: list[Any]) -> list[tuple[bytes, int]]:
+    """Return digest and size of each blob of a content."""
+    return [
+        (document[1][32 * number :][:32], size) for number, size in enumerate(document[Table.SIZES])
+    ]
+
+
+def _with_position(position: int, spans: Any) -> list[Any]:
+    return [
+        number
+        for start in range(0, len(spans), 3)
+        for number in (position, *spans[start : start + 3])
+    ]
+
+
+class _Numbers:
+    """A table in the making: equal items have one number."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._known: dict[bytes, int] = {}
+
+    def __getitem__(self, item: Any) -> int:
+        packed = msgpack.packb(item, unicode_errors="surrogatepass")
+        if packed not in self._known:
+            self._known[packed] = len(self.items)
+            self.items.append(item)
+        return self._known[packed]
+
+    def runs(self, document: bytes | None) -> list[int] | None:
+        """Cut a document, and return the runs of its pieces."""
+        if document is None:
+            return None
+        numbers = [self[piece] for piece in _cut(document)]
+        begins = [
+            at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1
+        ]
+        return [
+            *chain.from_iterable(
+                (numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)])
+            )
+        ]
+
+
+def _cut(document: bytes) -> list[bytes]:
+    starts = [0]
+    for number, (start, end) in enumerate(_members(document)):
+        starts += [start] if number else []
+        starts += [start + inner for inner, _ in _members(document[start:end])[1:]]
+    return [document[start:end] for start, end in pairwise([*starts, len(document)])]
+
+
+def _members(document: bytes) -> list[tuple[int, int]]:
+    """Return where each member of an array begins and ends."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(document)
+    try:
+        count, places = unpacker.read_array_header(), []
+        for _ in range(count if len(document) <= MAX_CUT_BYTES else 0):
+            start = unpacker.tell()
+            unpacker.skip()
+            places.append((start, unpacker.tell()))
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        return []
+    return places if places and places[-1][1] == len(document) else []

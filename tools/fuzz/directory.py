@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import shutil
 import socket
 from collections import Counter
@@ -34,8 +33,6 @@ from tools.fuzz.container import draft, kernel
 from tools.fuzz.judge import Finding
 from tools.fuzz.mutations import flip
 
-# Of address space: the libraries take the most of it.
-MEMORY_BYTES = 1 << 30
 HUGE_BYTES = 40 << 30
 TAG = "team/t"
 _NUMBERS = ("7", "\u0663\u0663", "00000000001", "9" * 250, "9" * 15, "0000000099", "-1")
@@ -277,13 +274,13 @@ class Directories(workers.Fuzzer):
     """Copies of one store and one cache directory, each damaged in another way."""
 
     name = "directory"
+    memory_bytes = 1 << 30  # the libraries take the most of it
     case_s = 20.0
     accepts = "fine"
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
-        """Make what is copied, then limit memory."""
+        """Make what is copied."""
         self.place, self.template = place, Template(place)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:
         """Damage a copy, and use it."""

@@ -14,13 +14,14 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import msgpack
 import zstandard
 
-from tools.fuzz import table_content
 from tools.fuzz.container import (
     CONTENT,
     IR,
@@ -29,13 +30,13 @@ from tools.fuzz.container import (
     OPAQUE,
     STORED,
     ZSTD,
-    Attack,
     Draft,
     DraftKernel,
     File,
     Part,
     Parts,
-    bound,
+    Table,
+    blob_table,
     compressed,
     draft,
     kernel,
@@ -45,10 +46,8 @@ from tools.fuzz.container import (
     noise,
     pack,
     sha256,
-    value_chain,
 )
 from tools.fuzz.mutations import flip, mutated
-from tools.fuzz.table_content import blob_table
 
 Change = Callable[[Draft], Any]
 MIB = 1 << 20
@@ -218,6 +217,41 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class Attack:
+    """A way to make a bundle wrong; `heavy` ones take seconds."""
+
+    name: str
+    change: Callable[[Draft], Any]
+    heavy: bool = False
+
+    @property
+    def family(self) -> str:
+        """The part of the name before the first slash."""
+        return self.name.partition("/")[0]
+
+    def make(self) -> bytes:
+        """Return the bundle."""
+        made = draft()
+        self.change(made)
+        return made.join()
+
+
+def bound(change: Callable[..., Any], *values: Any) -> Callable[[Any], Any]:
+    """Return a change with its further arguments given: a loop's variable would be another one when
+    the change is made.
+    """
+    return lambda made: change(made, *values)
+
+
+def value_chain(depth: int) -> list[Any]:
+    """Return a tagged value inside so many lists."""
+    value: list[Any] = ["none", None]
+    for _ in range(depth):
+        value = ["list", [value]]
+    return value
+
+
 def hostile(chance: random.Random, number: int) -> bytes:
     """Return a bundle: each tenth is one attack, in order until each was made; the others are two,
     or one that was damaged.
@@ -275,10 +309,8 @@ def families() -> dict[str, list[Attack]]:
 def attacks() -> Iterator[Attack]:
     """Yield every attack."""
     families = (_names, _spans, _sizes, _bombs, documents, _duplicates, _documents)
-    for family in (*families, _binaries, _devices, _trees, _plans):
+    for family in (*families, _binaries, _devices, _trees, _plans, _tables):
         yield from family()
-    for name, change, heavy in table_content.attacks():
-        yield Attack(name, change, heavy)
     yield Attack("none", lambda _: None)
 
 
@@ -684,9 +716,9 @@ def _reused_blob(made: Draft) -> None:
     ]
 
 
-def _prefixed(made: Draft, count: int, prefix: list[int], raw: bytes = b"graph") -> None:
+def _prefixed(made: Draft, count: int, prefix: list[int]) -> None:
     """Add opaque files, each in a section of its own with this prefix."""
-    files = [File("g", raw + str(n).encode()) for n in range(count)]
+    files = [File("g", b"graph" + str(n).encode()) for n in range(count)]
     made.opaque += [(f"{n}/g", file) for n, file in enumerate(files)]
 
     def change(parts: Any) -> None:
@@ -781,3 +813,144 @@ def documents() -> Iterator[Attack]:
 
 def _raw(data: bytes, kind: int = CONTENT) -> Change:
     return _container(lambda parts: parts.put(data, kind))
+
+
+# What takes least bytes for its memory, and the fields that may be long.
+_UNITS = {"nils": b"\xc0", "texts": b"\xa2ab", "ones": b"\x91\xc0"}
+_LONG = (Table.NAMES, Table.LISTS, Table.PIECES, Table.KERNELS, 12, 13)
+# Where a kernel refers to what, and which of that counts pieces.
+_REFERENCES, _FACTS, _PARTS = 6, 2, 3
+
+
+def _table(edit: Callable[[list[Any]], Any]) -> Change:
+    """Edit the tables of the content."""
+    return lambda made: made.table_edits.append(edit)
+
+
+def _in_table(table: int, edit: Callable[[list[Any]], Any]) -> Change:
+    return _table(lambda document: edit(document[table]))
+
+
+def _in_kernel(*place: int, value: Any) -> Change:
+    """Put a value into the row of the first kernel."""
+
+    def edit(document: list[Any]) -> None:
+        row = document[Table.KERNELS][0]
+        for at in place[:-1]:
+            row = row[at]
+        row[place[-1]] = value
+
+    return _table(edit)
+
+
+def _tables() -> Iterator[Attack]:
+    """Yield attacks on the tables of a content."""
+    for name, change in chain(_numbers(), _runs(), _wrong_tables()):
+        yield Attack(f"table/{name}", change)
+    for field in range(1, 14):
+        yield Attack(f"huge/table-{field}", _field(field, b"\xdd\xff\xff\xff\xff"))
+        for label, unit in _UNITS.items():
+            for size in (900_000, *([60_000_000] if field in _LONG else [])):
+                dense = bound(_dense_field, field, unit, size // len(unit))
+                yield Attack(f"dense/{field}-{label}-{size}", dense, heavy=True)
+
+
+def _numbers() -> Iterator[tuple[str, Change]]:
+    numbers = {"next": 9, "largest": 2**64 - 1, "negative": -1, "text": "0"}
+    for position in range(1, _REFERENCES):
+        for label, number in numbers.items():
+            yield f"number-{position}-{label}", _in_kernel(position, value=number)
+    for label, blobs in {
+        "none": [],
+        "more": [0] * 9,
+        "beyond": [0, 1, 99],
+        "many": [0] * 70_000,
+        "negative": [-1, 0, 1],
+    }.items():
+        yield f"blobs-{label}", _in_kernel(_REFERENCES, 0, value=blobs)
+    for label, spans in {
+        "three": [0, 0, 0],
+        "beyond": [9, 0, 0, 0],
+        "negative": [-1, 0, 0, 0],
+        "turned": [2, 0, 0, 0, 1, 0, 0, 0],
+        "many": [2, 0, 0, 0] * 5000,
+        "largest": [2**64 - 1] * 4,
+        "too-many": [2, 0, 0, 0] * 70_000,
+    }.items():
+        yield f"spans-{label}", _in_kernel(_REFERENCES, 1, value=spans)
+
+
+def _runs() -> Iterator[tuple[str, Change]]:
+    large, small = b"x" * (1 << 20), b"y" * 1000
+    tables: dict[str, tuple[list[bytes], list[Any]]] = {
+        "odd": ([b"a"], [0]),
+        "none": ([b"a"], [0, 0]),
+        "beyond": ([b"a"], [0, 2]),
+        "far": ([b"a"], [2**63, 1]),
+        "wrap": ([b"a"], [2**64 - 1, 2]),
+        "later": ([b"a", b"b"], [1, 1]),
+        "unused": ([b"a", b"b"], [0, 1]),
+        "twice": ([b"a", b"a"], [0, 2]),
+        "negative": ([b"a"], [-1, 1]),
+        "text": ([b"a"], ["0", 1]),
+        "empty": ([b""], [0, 1]),
+        "large": ([large, b"a"], [0, 2]),
+        "repeated": ([small], [0, 1] * 1100),
+        "most": ([large], [0, 1]),
+    }
+    for label, (pieces, runs) in tables.items():
+        yield f"runs-{label}", _table(bound(_put_runs, pieces, runs))
+
+
+def _put_runs(document: list[Any], pieces: list[bytes], runs: list[Any]) -> None:
+    document[Table.PIECES] = pieces
+    for row in document[Table.KERNELS]:
+        row[_REFERENCES][_FACTS] = runs
+        row[_REFERENCES][_PARTS] = None
+
+
+def _wrong_tables() -> Iterator[tuple[str, Change]]:
+    for table in (Table.NAMES, Table.TARGETS, Table.TOOLCHAINS, Table.SPECS, Table.LISTS):
+        yield f"repeated-{table}", _in_table(table, lambda rows: rows.append(rows[0]))
+        yield f"turned-{table}", _in_table(table, list.reverse)
+        yield f"empty-{table}", _in_table(table, list.clear)
+    yield "unused-name", _in_table(Table.NAMES, lambda names: names.append("nobody"))
+    yield "unused-blob", _table(_add_blob)
+    yield "digest-short", _digests(lambda digests: digests[:-1])
+    yield "digests-turned", _digests(lambda d: d[32:64] + d[:32] + d[64:])
+    yield "sizes-more", _in_table(Table.SIZES, lambda sizes: sizes.append(0))
+    items = {"star": "*", "stars": "**", "inside": "k*.json", "absolute": "/*", "up": "../*"}
+    for label, item in (items | {"empty": "", "dots": "*.."}).items():
+        yield (
+            f"list-{label}",
+            _in_table(Table.LISTS, bound(lambda lists, x: _first(lists[0], x), item)),
+        )
+    more = [f"*.{n}" for n in range(70)]
+    yield "list-long", _in_table(Table.LISTS, lambda lists: lists[0].extend(more))
+    yield "list-large", _in_table(Table.LISTS, lambda lists: lists.append(["x" * 200] * 30_000))
+    names = {"up": "../k", "empty": "", "long": "k" * 4000, "group": "__grp__k", "star": "*"}
+    for label, name in names.items():
+        yield f"name-{label}", _in_table(Table.NAMES, bound(_first, name))
+
+
+def _first(rows: list[Any], value: Any) -> None:
+    rows[0] = value
+
+
+def _digests(changed: Callable[[bytes], bytes]) -> Change:
+    return _table(lambda document: document.__setitem__(1, changed(document[1])))
+
+
+def _add_blob(document: list[Any]) -> None:
+    document[1] += b"\xff" * 32
+    document[Table.SIZES].append(1)
+
+
+def _field(field: int, packed: bytes) -> Change:
+    """Put these bytes in the place of a field of the content, as they are."""
+    return _container(lambda parts: parts.put_field(field, packed))
+
+
+def _dense_field(made: Draft, field: int, unit: bytes, count: int) -> None:
+    # The bytes are made here: all attacks are listed at once.
+    _field(field, b"\xdd" + struct.pack(">I", count) + unit * count)(made)

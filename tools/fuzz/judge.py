@@ -18,7 +18,8 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,7 @@ from bundler.runtime.tuning.occupancy import usage_of
 from bundler.runtime.tuning.tuning_winners import config_of, record_of, table_entry
 from bundler.toolchain.identity import triton_dir
 from bundler.toolchain.replay import rekeyed_key
+from tools.shared.measurement import fast_directory
 
 ACCEPTED = "accepted"
 GROUP = "__grp__"
@@ -119,12 +121,10 @@ class Judge:
             outcomes += [*_select(bundle), *_merge(bundle, self.golden[golden])]
             if used:
                 outcomes += [typed(call) for call in uses(bundle, self.place / "used")]
-            errors = [
-                type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
-            ]
-            if restore or (restore is None and not errors):
+            error = first_error(outcomes)
+            if restore or (restore is None and error == ACCEPTED):
                 self.restore(bundle, data, golden)
-        return errors[0] if errors else ACCEPTED
+        return error
 
     def restore(self, bundle: Bundle, data: bytes, golden: int) -> None:
         """Restore in every way, over nothing, over itself and over another bundle, and look at what
@@ -184,19 +184,16 @@ class Judge:
         allowed = _Allowed(bundle, str(self.target), trust)
         groups, found = set(), dict(_files(self.target))
         for path, data in found.items():
-            if (
-                any(part.startswith("tmp.bundler.") for part in path.split("/"))
-                and path not in allowed.files
-            ):
-                if repaired and any(
-                    part.startswith("tmp.bundler.old.") for part in path.split("/")
-                ):
+            parts = path.split("/")
+            ours = any(part.startswith("tmp.bundler.") for part in parts)
+            if ours and path not in allowed.files:
+                if repaired and any(part.startswith("tmp.bundler.old.") for part in parts):
                     continue
                 raise Finding(f"left behind: {path}")
             if os.path.basename(path).startswith(GROUP):
                 groups.add(os.path.dirname(path))
                 _check_group(self.target, path, data)
-            elif path not in known and data not in allowed.bytes_of(path):
+            elif path not in known and data not in allowed.files.get(path, []):
                 raise Finding(f"{path}: {len(data)} bytes that trust={trust!r} does not say")
         for folder, paths in allowed.kernel_folders.items():
             left = [
@@ -259,9 +256,10 @@ class _Allowed:
     """What a bundle may put where."""
 
     def __init__(self, bundle: Bundle, target: str, trust: str) -> None:
-        self.files: dict[str, list[bytes]] = {}
+        # By path, what a file may hold.
+        self.files: defaultdict[str, list[bytes]] = defaultdict(list)
         self.companions: set[str] = set()
-        self.kernel_folders: dict[str, list[str]] = {}
+        self.kernel_folders: defaultdict[str, list[str]] = defaultdict(list)
         places = {0: target, 1: triton_dir()}
         devices = sorted({d for d in bundle.observed.devices if 0 <= d < DEVICES} | {0})
         trees = list(_trees(bundle))
@@ -284,18 +282,16 @@ class _Allowed:
                 for root in roots if not isinstance(entry, Opaque) else [""]:
                     places[0] = os.path.join(target, root).rstrip("/")
                     localized = localize(stored, artifact, places)
-                    self.files.setdefault(root + path, []).extend(
-                        [] if localized is None else [localized]
-                    )
+                    self.files[root + path] += [] if localized is None else [localized]
                     if isinstance(entry, Kernel):
-                        self.kernel_folders.setdefault(root + entry.key, []).append(root + path)
+                        self.kernel_folders[root + entry.key].append(root + path)
                     else:
                         self.companions.add(root + path)
 
         for tree in trees if trust == "code" else ():
             for path, _, chunks in tree["files"]:
                 joined = b"".join(tree["chunks"].get(chunk, b"") for chunk in chunks)
-                self.files.setdefault(path, []).append(joined)
+                self.files[path].append(joined)
                 self.companions.add(path)
 
         # Each tuning record is a file, named after its kernel and its parts, with a digest in
@@ -305,11 +301,7 @@ class _Allowed:
             name = id_of(record)
             kernel = re.sub(r"[^A-Za-z0-9_]", "_", record.kernel)[:80]
             path = f"bundler-tuning/{kernel}-{name.partition(':')[2][:32]}.tuning"
-            self.files.setdefault(path, []).append(to_file(record, tunings.get(name)))
-
-    def bytes_of(self, path: str) -> list[bytes]:
-        """Return what the file may hold."""
-        return self.files.get(path, [])
+            self.files[path].append(to_file(record, tunings.get(name)))
 
 
 def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
@@ -455,6 +447,12 @@ def typed(call: Callable[[], T]) -> T | BundlerError:
             return error
 
 
+def first_error(outcomes: Iterable[object]) -> str:
+    """Return the class of the first error of ours among what calls led to, or `accepted`."""
+    errors = (type(one).__name__ for one in outcomes if isinstance(one, BundlerError))
+    return next(errors, ACCEPTED)
+
+
 def _printable(text: str) -> None:
     if len(text) > MESSAGE_CHARACTERS:
         raise Finding(f"a message of {len(text)} characters: {text[:200]!r}")
@@ -533,10 +531,7 @@ def _same(before: object, after: object, what: str) -> None:
 
 def working_directory() -> Path:
     """Return a new directory, in memory where the machine has such a file system."""
-    memory = Path("/dev/shm")  # noqa: S108  # the directory in it has a name that nobody can guess
-    return Path(
-        tempfile.mkdtemp(prefix="bundler-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
-    ).resolve()
+    return Path(tempfile.mkdtemp(prefix="bundler-fuzz-", dir=fast_directory())).resolve()
 
 
 def uses(bundle: Bundle, folder: Path) -> Iterator[Callable[[], Any]]:

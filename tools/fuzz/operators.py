@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives hostile arguments to each operator that a plan may call; exit status 1 when one crashes.
 
-    python -m tools.fuzz operators [--count N] [--seed S] [--only OPERATOR ...]
+    python -m tools.fuzz operators [--count N] [--seed S] [--jobs N] [--operators NAME ...] [--only NUMBER]
 
 Calls are recorded from torch's own samples (`op_db`, which needs the package expecttest), forward
 and backward; then sizes, dtypes, strides, numbers and indices in them are changed, and
-`operator_arguments` is asked first, as in a replay.  It runs in a process whose allocator ends each
-tensor at a page without access (`guarded_memory.c`, compiled by `cc`), so that an access behind the
-end is a signal.  Shapes come from the CPU; kernels of a GPU are not tried.
+`operator_arguments` is asked first, as in a replay.  That runs in processes whose allocator ends
+each tensor at a page without access (`guarded_memory.c`, compiled by `cc`), so that an access behind
+the end is a signal.  `--count` is for each operator.  Shapes come from the CPU; kernels of a GPU are not tried.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import pickle
 import random
-import resource
-import signal
 import subprocess
 import tempfile
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +32,10 @@ from bundler.errors import NotFound, OperatorFailed
 from bundler.runtime.program.allowed_operators import ALLOWED
 from bundler.runtime.program.bundle_programs import CheckedMemory
 from bundler.toolchain.torch_memory import TorchMemory
-from tools.shared import programs
-from tools.shared.processes import command
+from tools.fuzz import workers
 
 GUARD = Path(__file__).parent / "guarded_memory.c"
 SAMPLES, CALLS_EACH, LARGEST = 25, 6, 20_000
-CASE_S, DEATHS_EACH = 4, 4
-ADDRESS_SPACE = 20 << 30
 NUMBERS = [-(2**63), -(2**31) - 1, -2, -1, 0, 1, 2, 3, 7, 16, 100, 2**31, 2**33, 2**62, 2**63 - 1]
 SMALL = [-2, -1, 0, 1, 2, 3, 5, 8, 16]
 FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 0.5, 1e30, -1e30, 1e-30]
@@ -201,85 +195,70 @@ def shown(item: Any) -> str:
     return repr(item)
 
 
-def work(
-    calls: Mapping[str, list[Call]], place: Path, first: tuple[int, int], count: int, seed: int
-) -> None:
-    """Try the cases from the first one on; `place` always tells which one this is."""
-    torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    names, memory = list(calls), CheckedMemory(TorchMemory())
-    for number in range(first[0], len(names)):
-        for case in range(first[1] if number == first[0] else 0, count):
-            chance = random.Random(f"{seed}/{names[number]}/{case}")
-            torch.manual_seed(case)
-            positional, named = chance.choice(calls[names[number]])
-            positional = list(positional)
-            for _ in range(chance.choice([1, 1, 2, 3]) if positional else 0):
-                at = chance.randrange(len(positional))
-                positional[at] = changed(positional[at], chance)
-            text = f"{shown(positional)} {shown(dict(named))}"[:2000]
-            place.write_text(f"{number} {case} {text}", encoding="utf-8")
-            # A loop without an end ends here by a signal, too, and is a finding.
-            signal.alarm(CASE_S)
-            # A refusal is as good as a result: torch, or we, have looked at the arguments.
-            with contextlib.suppress(OperatorFailed, NotFound):
-                memory.call(names[number], positional, named)
-            signal.alarm(0)
+class Operators(workers.Fuzzer):
+    """Calls of operators; the number of a case says which operator, and how it is called.
+
+    Args:
+        seed: of the cases.
+        kept: the file with the calls of samples.
+        names: the operators.
+    """
+
+    name = "operators"
+    memory_bytes = 20 << 30  # each tensor takes some pages more
+    # A loop without an end is a finding, too.
+    case_s = 4.0
+    accepts = "fine"
+
+    def __init__(self, seed: int, kept: Path, names: Sequence[str]) -> None:
+        super().__init__(seed)
+        self.kept, self.names = kept, names
+
+    def ready(self, place: Path, job: int, made: Connection) -> None:
+        """Read what was recorded."""
+        torch.set_num_threads(1)
+        self.memory = CheckedMemory(TorchMemory())
+        self.calls: dict[str, list[Call]] = pickle.loads(self.kept.read_bytes())  # noqa: S301  # this program wrote it
+
+    def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:
+        """Call an operator; a refusal is as good as a result: torch, or we, have looked at the
+        arguments.
+        """
+        case, operator = divmod(number, len(self.names))
+        name = self.names[operator]
+        chance = random.Random(f"{self.seed}/{name}/{case}")
+        torch.manual_seed(case)
+        positional, named = chance.choice(self.calls[name])
+        positional = list(positional)
+        for _ in range(chance.choice([1, 1, 2, 3]) if positional else 0):
+            at = chance.randrange(len(positional))
+            positional[at] = changed(positional[at], chance)
+        done.append(f"{name}: {shown(positional)} {shown(dict(named))}"[:2000])
+        begin()
+        try:
+            self.memory.call(name, positional, named)
+        except (OperatorFailed, NotFound) as refused:
+            return Counter({type(refused).__name__: 1})
+        return Counter({self.accepts: 1})
 
 
 def main() -> int:
-    """Run the command."""
-    parser = programs.parser(__doc__, count=(250, "cases for each operator"), seed=(0, "of them"))
-    parser.add_argument("--only", nargs="*", default=(), help="operators, by their whole names")
-    parser.add_argument(
-        "--work", nargs=3, metavar=("CALLS", "OPERATOR", "CASE"), help=argparse.SUPPRESS
-    )
+    """Record, then fuzz and print the table."""
+    parser = workers.parser(__doc__, 250)
+    parser.add_argument("--operators", nargs="*", default=(), help="these alone, by whole names")
     options = parser.parse_args()
-    if options.work:
-        path = Path(options.work[0])
-        calls = pickle.loads(path.read_bytes())  # noqa: S301  # this program wrote it
-        first = (int(options.work[1]), int(options.work[2]))
-        work(calls, path.with_name("case"), first, options.count, options.seed)
-        return 0
-    calls = {
-        name: found for name, found in record().items() if not options.only or name in options.only
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        findings = _driven(calls, Path(folder), options.count, options.seed)
-    without = sorted(name for name in ALLOWED - calls.keys() if not options.only)
+    wanted = options.operators or ALLOWED
+    calls = {name: found for name, found in record().items() if name in wanted}
+    without = sorted(name for name in wanted if name not in calls)
     print(
-        f"{len(calls)} operators, {options.count} cases each; {len(findings)} findings; "
-        f"{len(without)} operators without samples: {' '.join(without)}"
+        f"{len(calls)} operators, {options.count} cases each; {len(without)} operators without"
+        f" samples: {' '.join(without)}"
     )
-    return 1 if findings else 0
-
-
-def _driven(calls: Mapping[str, list[Call]], folder: Path, count: int, seed: int) -> list[str]:
-    """Run processes until every case was tried: each death is a finding; the next goes on behind
-    it.
-    """
-    library, kept = folder / "guarded_memory.so", folder / "calls"
-    compiler = ("cc", "-O1", "-shared", "-fPIC", "-o", str(library))
-    subprocess.run([*compiler, str(GUARD), "-ldl", "-lpthread"], check=True)
-    kept.write_bytes(pickle.dumps(calls))
-    names, findings, number, case, deaths = list(calls), [], 0, 0, 0
-    while number < len(names):
-        words = ("--count", str(count), "--seed", str(seed))
-        line = command(
-            "tools.fuzz", "operators", *words, "--work", str(kept), str(number), str(case)
-        )
-        preloaded = os.environ | {"LD_PRELOAD": str(library)}
-        done = subprocess.run(line, env=preloaded, stderr=subprocess.DEVNULL, check=False)
-        if done.returncode == 0:
-            break
-        if done.returncode > 0:
-            raise RuntimeError(f"{' '.join(line)}: status {done.returncode}")
-        at, which, text = (folder / "case").read_text(encoding="utf-8").split(" ", 2)
-        deaths = deaths + 1 if int(at) == number else 1
-        number, case = int(at), int(which) + 1
-        findings.append(f"{names[number]}: {signal.Signals(-done.returncode).name}: {text}")
-        print(findings[-1], flush=True)
-        if deaths >= DEATHS_EACH:
-            number, case, deaths = number + 1, 0, 0
-    return findings
+    with tempfile.TemporaryDirectory() as folder:
+        library, kept = Path(folder, "guarded_memory.so"), Path(folder, "calls")
+        compiler = ("cc", "-O1", "-shared", "-fPIC", "-o", str(library))
+        subprocess.run([*compiler, str(GUARD), "-ldl", "-lpthread"], check=True)
+        kept.write_bytes(pickle.dumps(calls))
+        os.environ["LD_PRELOAD"] = str(library)  # of the processes that judge
+        options.count *= len(calls)
+        return workers.run(Operators(options.seed, kept, list(calls)), options)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import resource
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,13 +22,11 @@ from typing import Any
 
 import bundler
 from bundler.backends.redis import server_exchange
-from bundler.errors import BundlerError
 from tools.fuzz import workers
-from tools.fuzz.judge import ACCEPTED, typed
-from tools.fuzz.redis_values import sound, uses
+from tools.fuzz.judge import first_error, typed
+from tools.fuzz.redis import sound, uses
 from tools.shared.fake_redis import FakeRedis
 
-MEMORY_BYTES = 2 << 30
 # A listing may take a minute, which is too long for a case.
 LISTING_S = 1.0
 COMMANDS = (
@@ -115,16 +112,15 @@ class Case:
 
     def judge(self, bundle: Any) -> str:
         """Return the class of the first error, or `accepted`; raises `Finding`."""
-        errors = []
+        outcomes = []
         with FakeRedis(self.answer) as server:
             scheme = self._chance.choice(["redis", "redis", "redis+cluster"])
             with bundler.open_store(server.url(scheme), timeout_s=1, connect_timeout_s=1) as store:
                 acts = _acts(store, bundle)
                 for name in self._chance.sample(sorted(acts), 4):
                     self.done.append(name)
-                    if isinstance(error := typed(acts[name]), BundlerError):
-                        errors.append(type(error).__name__)
-        return errors[0] if errors else ACCEPTED
+                    outcomes.append(typed(acts[name]))
+        return first_error(outcomes)
 
 
 def _acts(store: Any, bundle: Any) -> dict[str, Callable[[], object]]:
@@ -139,12 +135,12 @@ class Replies(workers.Fuzzer):
     """Answers that no server gives."""
 
     name = "replies"
+    memory_bytes = 2 << 30
     accepts = ""
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
-        """Limit memory, and how long a listing may take."""
+        """Limit how long a listing may take."""
         server_exchange.LISTING_S = LISTING_S
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         self.bundle = bundler.Bundle.from_bytes(sound("1", "2", extra_bytes=300_000))
 
     def judge(self, number: int, begin: Callable[[], None], done: list[str]) -> Counter[str]:

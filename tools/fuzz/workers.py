@@ -44,18 +44,21 @@ class Fuzzer:
     Attributes:
         name: of the program.
         case_s: how long a case may take.
+        memory_bytes: how much memory a process may address once it is `ready`; None where that
+            limits it.
         accepts: what some cases end with, or the program attacks nothing; empty for none.
     """
 
     name = ""
     case_s = 10.0
+    memory_bytes: int | None = None
     accepts = "accepted"
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def ready(self, place: Path, job: int, made: Connection) -> None:
-        """Prepare this process, and limit its memory.
+        """Prepare this process.
 
         Args:
             place: an empty directory of its own.
@@ -117,23 +120,27 @@ def _work(
     made: Connection,
     results: Connection,
 ) -> None:
-    """Judge some cases; the parent hears of each when it is there, and when it is done."""
+    """Judge some cases; the parent hears of each what it is when it is there, and when it is
+    done.
+    """
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         warnings.simplefilter("ignore")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         fuzzer.ready(place, job, made)
+        if fuzzer.memory_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (fuzzer.memory_bytes, fuzzer.memory_bytes))
         for number in numbers:
-            results.send(_judged(fuzzer, number, lambda: results.send(None)))
+            results.send(_judged(fuzzer, number, results.send))
     results.close()
 
 
-def _judged(fuzzer: Fuzzer, number: int, begin: Callable[[], None]) -> Result:
+def _judged(fuzzer: Fuzzer, number: int, begin: Callable[[list[str]], None]) -> Result:
     started, problem, done = time.monotonic(), "", list[str]()
 
     def begun() -> None:
         nonlocal started
-        begin()
+        begin(done)
         started = time.monotonic()
 
     try:
@@ -167,18 +174,20 @@ class Worker:
         made.close()
         # When the case under way was there to be judged; None while it is being made.
         self.begun: float | None = None
+        self.done: list[str] = []
 
     def receive(self) -> Result | None:
         """Return the next result; None when the process has ended, or has only begun."""
         try:
-            result: Result | None = self.results.recv()
+            said: Result | list[str] = self.results.recv()
         except EOFError:
             self.begun = -math.inf
             return None
-        self.begun = time.monotonic() if result is None else None
-        if result is not None:
-            self.numbers = self.numbers[1:]
-        return result
+        if isinstance(said, Result):
+            self.begun, self.done, self.numbers = None, [], self.numbers[1:]
+            return said
+        self.begun, self.done = time.monotonic(), said
+        return None
 
     def is_late(self) -> bool:
         """Tell whether it has ended, or judges one case for too long."""
@@ -276,7 +285,7 @@ def fuzz(fuzzer: Fuzzer, numbers: range, jobs: int, report: Report) -> None:
                         what = worker.stop()
                         for number in worker.numbers[:1]:
                             died = Counter({"died or hung": 1})
-                            report.add(fuzzer, Result(number, what, died, 0.0, 0, []))
+                            report.add(fuzzer, Result(number, what, died, 0.0, 0, worker.done))
                         start(worker.numbers[1:], worker.job)
         finally:
             for worker in workers.values():
