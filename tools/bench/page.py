@@ -23,7 +23,7 @@ from tools.bench.tables import of_steps
 from tools.clients import table as clients_table
 from tools.codegen import bench_rows, mission, random_graphs
 from tools.shared import measurement, programs
-from tools.shared.measurement import differences, median, medians, shown, table, target, verdict
+from tools.shared.measurement import differences, median, medians, shown, table, target
 from tools.shared.processes import ROOT
 
 Result = dict[str, Any]

@@ -177,11 +177,10 @@ def watch(driver: Any) -> Profile:
     process.
     """
     from bundler.format.bundle import Bundle
-    from bundler.runtime.launch import loaded_plans
+    from bundler.runtime.launch import handle
     from bundler.runtime.launch.bundle_kernels import Kernels
-    from bundler.runtime.launch.calls.specialization_choice import Choices
-    from bundler.runtime.launch.calls.specialization_index import CallShape
-    from bundler.runtime.launch.calls.specialization_match import Specialization
+    from bundler.runtime.launch.specialization_choice import CallShape, Choices
+    from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
 
     profile = Profile()
@@ -194,7 +193,7 @@ def watch(driver: Any) -> Profile:
         (StaticKernel, "_meet", "choose: specialization for the call"),
         (CallShape, "find", "choose: specialization for the constants"),
         (Bundle, "view_blob", "read: verified bytes"),
-        (loaded_plans, "plan_with", "plan"),
+        (handle, "plan_with", "plan"),
         (type(driver), "load", "driver: around its calls"),
         (type(driver), "launcher", "driver: launcher"),
     ):
