@@ -114,8 +114,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.trees.family_pack import pack_family
     from bundler.lifecycle.trees.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.trees.tree_options import TreeOptions
-    from bundler.lifecycle.tuning.tuning_directory import winners_only
-    from bundler.lifecycle.tuning.tuning_savings import TuningCounters, tuning_counters
+    from bundler.lifecycle.tuning_directory import TuningCounters, tuning_counters, winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid

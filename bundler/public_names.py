@@ -143,7 +143,7 @@ MODULE_OF_NAME = {
     "TunedLaunch": "runtime.tuning.tuner_plugins",
     "TunerOptions": "runtime.tuning.tuner_options",
     "TunerPlugin": "runtime.tuning.tuner_plugins",
-    "TuningCounters": "lifecycle.tuning.tuning_savings",
+    "TuningCounters": "lifecycle.tuning_directory",
     "TuningFile": "format.entries",
     "TuningRecord": "format.launch_spec",
     "Value": "format.constant_values",
@@ -181,7 +181,7 @@ MODULE_OF_NAME = {
     "session": "integrations._process",
     "sign": "trust.signing",
     "strip_source": "format.binaries.source_stripping",
-    "tuning_counters": "lifecycle.tuning.tuning_savings",
+    "tuning_counters": "lifecycle.tuning_directory",
     "verify_sigstore": "trust.sigstore_bundles",
-    "winners_only": "lifecycle.tuning.tuning_directory",
+    "winners_only": "lifecycle.tuning_directory",
 }

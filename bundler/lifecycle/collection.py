@@ -20,7 +20,7 @@ from bundler.lifecycle.directory_pack import single_files, tuning_results
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels
 from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.recorded_kernels import RecordedKernel, RecordedKernels
-from bundler.lifecycle.tuning.tuning_directory import winners_in, with_tunings
+from bundler.lifecycle.tuning_directory import winners_in, with_tunings
 from bundler.package_loggers import logger
 from bundler.toolchain import identity
 from bundler.toolchain.keys import capture

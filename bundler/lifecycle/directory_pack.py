@@ -20,7 +20,7 @@ from bundler.format.entries import Opaque, TuningFile
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.kernel_directory import Rejected, read_kernels
-from bundler.lifecycle.tuning.tuning_directory import FOLDER, TuningFolder, with_tunings
+from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
 
 KERNEL_SUBDIRECTORY = "triton"
 Watch = Callable[[int, int], object]

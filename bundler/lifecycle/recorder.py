@@ -23,7 +23,7 @@ from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reas
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
-from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
+from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
 from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.inductor import inductor_tuners

@@ -199,7 +199,7 @@ def restore_planned(plan: RestorePlan, questions: Questions | None) -> RestoreRe
         if plan.trees is not None:
             _restore_trees(plan.trees, queue)
         if plan.bundle.tuning_records:
-            from bundler.lifecycle.tuning.tuning_directory import (
+            from bundler.lifecycle.tuning_directory import (
                 place_tunings,  # few bundles have any
             )
 

@@ -44,8 +44,8 @@ from bundler.format.metadata import parse_metadata
 from bundler.format.sentinel import from_sentinels
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.lifecycle.machine_store import open_store
-from bundler.lifecycle.tuning.triton_results import results_key, results_timings
-from bundler.lifecycle.tuning.tuning_directory import (
+from bundler.lifecycle.tuner_files import results_key, results_timings
+from bundler.lifecycle.tuning_directory import (
     TuningFolder,
     explain,
     place_tunings,

@@ -12,7 +12,8 @@ from bundler.errors import BundlerError, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.candidate_timings import Parts, Tuning, from_file, id_of, record_id, to_file
 from bundler.format.launch_spec import TuningRecord
-from bundler.lifecycle.tuning.tuning_directory import (
+from bundler.lifecycle.tuning_directory import (
+    METER,
     Hit,
     Miss,
     TuningFolder,
@@ -21,7 +22,6 @@ from bundler.lifecycle.tuning.tuning_directory import (
     tuning_listeners,
     tunings_of,
 )
-from bundler.lifecycle.tuning.tuning_savings import METER
 from bundler.package_loggers import logger
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain

@@ -19,7 +19,7 @@ from typing import Any
 from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
-from bundler.lifecycle.tuning.tuning_directory import Miss
+from bundler.lifecycle.tuning_directory import Miss
 from bundler.package_loggers import logger
 from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, Sandbox

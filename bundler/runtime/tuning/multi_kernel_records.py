@@ -18,8 +18,7 @@ from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.digest import sha256
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, TuningRecord
-from bundler.lifecycle.tuning.tuning_directory import Miss, tuning_listeners
-from bundler.lifecycle.tuning.tuning_savings import METER
+from bundler.lifecycle.tuning_directory import METER, Miss, tuning_listeners
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel

@@ -18,9 +18,8 @@ from bundler.format.bundle import Bundle
 from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
-from bundler.lifecycle.tuning.triton_results import results_text, results_timings
-from bundler.lifecycle.tuning.tuning_directory import Hit, Miss, tuning_listeners
-from bundler.lifecycle.tuning.tuning_savings import METER
+from bundler.lifecycle.tuner_files import results_text, results_timings
+from bundler.lifecycle.tuning_directory import METER, Hit, Miss, tuning_listeners
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.calls.specialization_match import Specialization
 from bundler.runtime.launch.drivers.driver import Driver
