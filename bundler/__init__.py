@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         WorkerDied,
         WrongResult,
     )
-    from bundler.format.binaries.source_stripping import Strip, strip_source
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.bundle_union import Diff, diff, merge
     from bundler.format.constant_values import Value
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
     from bundler.images.image_pull import pull_image
     from bundler.images.image_push import push_image
     from bundler.images.image_reports import ImageLayout, ImageReport

@@ -27,7 +27,7 @@ from typing import Any
 from msgspec import Struct
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.binaries.device_elf import (
+from bundler.format.device_elf import (
     INFO,
     ElfSection,
     amd_kernel,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from bundler.errors import ConfigError, NotFound
 from bundler.format import names
-from bundler.format.binaries.source_stripping import Strip, check_strip, strip_source
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.bundle_file import os_errors
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.manifest import Observation
+from bundler.format.source_stripping import Strip, check_strip, strip_source
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.kernel_directory import Rejected, read_kernels
 from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from bundler.errors import UnsafeName
 from bundler.format import names
-from bundler.format.binaries.device_elf import why_unusable
+from bundler.format.device_elf import why_unusable
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, METADATA_BYTES, Limits
 from bundler.format.metadata import is_readable_head, parse_metadata

@@ -32,7 +32,7 @@ from bundler.toolchain.recording.child_recording import ChildSpool
 from bundler.toolchain.recording.compile_listener import listening
 
 if TYPE_CHECKING:
-    from bundler.format.binaries.source_stripping import Strip
+    from bundler.format.source_stripping import Strip
 
 
 class Recording:
@@ -165,7 +165,7 @@ class Recording:
         if strip is None:
             return whole
         # Who strips nothing needs none of it
-        from bundler.format.binaries.source_stripping import (
+        from bundler.format.source_stripping import (
             check_strip,
             strip_source,
         )

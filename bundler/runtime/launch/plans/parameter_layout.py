@@ -3,7 +3,7 @@
 `plan_builder`.
 
 A cubin says it in the section `.nv.info.ENTRY`, a list of attributes; an hsaco in a note, a msgpack
-map.  Both are read as hostile input, by `format/binaries/device_elf.py`: what comes back is a layout or a
+map.  Both are read as hostile input, by `format/device_elf.py`: what comes back is a layout or a
 `FormatError`.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.binaries.device_elf import (
+from bundler.format.device_elf import (
     INFO,
     amd_kernel,
     attributes,
