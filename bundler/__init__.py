@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.family import Family
+    from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import (
         CheckReport,
@@ -109,11 +111,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_plan import Only
-    from bundler.lifecycle.trees.family import Family
-    from bundler.lifecycle.trees.family_pack import pack_family
-    from bundler.lifecycle.trees.tree_comparison import TreeExplanation, explain_trees
-    from bundler.lifecycle.trees.tree_options import TreeOptions
+    from bundler.lifecycle.restore_options import Only, TreeOptions
+    from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import TuningCounters, tuning_counters, winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid

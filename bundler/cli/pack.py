@@ -32,7 +32,7 @@ from bundler.format.entries import entry_artifacts
 from bundler.format.program_paths import is_cache_path, is_program_path
 from bundler.format.source_stripping import Strip
 from bundler.format.writer import HIGHEST_LEVEL
-from bundler.lifecycle.trees.known_families import FAMILIES
+from bundler.lifecycle.family import FAMILIES
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 

@@ -8,7 +8,7 @@ it the kernels lie.
     @families/<family>/<sha256>.tree.json  the index of one tree: its place below the family's root, fingerprint, files, kernels
 
 Both are opaque files of the bundle, so every reader of bundles can carry them.
-`bundler/lifecycle/trees/family_pack.py` writes indexes, `bundler/lifecycle/trees/tree_plan.py` reads them.
+`bundler/lifecycle/family_pack.py` writes indexes, `bundler/lifecycle/tree_plan.py` reads them.
 """
 
 from __future__ import annotations

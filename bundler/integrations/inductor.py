@@ -30,7 +30,8 @@ from bundler.lifecycle.directory_pack import pack, single_files
 from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore
-from bundler.lifecycle.restore_plan import Only, opened
+from bundler.lifecycle.restore_options import Only
+from bundler.lifecycle.restore_plan import opened
 from bundler.project import install
 from bundler.toolchain import directories, identity
 from bundler.toolchain.inductor import inductor_caches, inductor_tuners

@@ -28,8 +28,7 @@ from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore_with
-from bundler.lifecycle.restore_plan import Only, RestoreOptions
-from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_index import KernelIndex

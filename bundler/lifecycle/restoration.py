@@ -29,24 +29,21 @@ from bundler.lifecycle.cache_directory import PlacementQueue, look_for_file
 from bundler.lifecycle.compatibility import MOST_THREADS, Questions, ThreadedCall
 from bundler.lifecycle.kernel_placement import Placement, Trust, localized, planned, read
 from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.restore_options import NO_TREES, Only, RestoreOptions, TreeOptions
 from bundler.lifecycle.restore_plan import (
     KERNELS_PER_RUN,
-    NO_TREES,
     NOTHING_TO_RESTORE,
     Companion,
-    Only,
-    RestoreOptions,
     RestorePlan,
     opened,
 )
-from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
     from bundler.lifecycle.moved_kernels import Moved
     from bundler.lifecycle.rekeyed_kernels import Rekeyed
-    from bundler.lifecycle.trees.tree_plan import TreePlan
+    from bundler.lifecycle.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 # A kernel, and what is wanted of it.

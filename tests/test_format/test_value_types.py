@@ -26,8 +26,7 @@ from bundler.lifecycle.lifecycle_reports import (
     RestoreReport,
 )
 from bundler.lifecycle.restoration import _rewritten
-from bundler.lifecycle.restore_plan import RestoreOptions
-from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
 # The fields of one value by name, in their order, and another value of the last of them.

@@ -152,7 +152,8 @@ def _place_steps(
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
     from bundler.store import store_layout
     from bundler.store.blob_source import unit_batches
     from bundler.store.dictionaries import Dictionaries

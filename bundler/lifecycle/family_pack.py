@@ -28,16 +28,17 @@ from bundler.format.tree_index import (
 )
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.directory_pack import pack_kernels
-from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.trees.family import (
+from bundler.lifecycle.family import (
     Family,
+    check_facts,
+    find_family,
     is_kernel_directory,
     may_hold,
     place_of,
     rank_of,
     takes,
 )
-from bundler.lifecycle.trees.known_families import check_facts, find_family
+from bundler.lifecycle.kernel_directory import Rejected, read_file
 from bundler.toolchain import identity
 from bundler.toolchain.machine_facts import machine_facts
 from bundler.user_warnings import warn
