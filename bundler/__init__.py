@@ -102,16 +102,17 @@ if TYPE_CHECKING:
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import (
         CheckReport,
+        Only,
         Reasons,
         RecordReport,
         RestoreReport,
+        TreeOptions,
     )
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_options import Only, TreeOptions
     from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import TuningCounters, tuning_counters, winners_only
     from bundler.runtime.configs import Config

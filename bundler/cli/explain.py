@@ -30,7 +30,7 @@ from bundler.toolchain.inductor.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run
-    from bundler.lifecycle.restore_options import TreeOptions
+    from bundler.lifecycle.lifecycle_reports import TreeOptions
 
 _TAB = 4
 # How names of the kernels begin that torch.compile generates.

@@ -18,7 +18,7 @@ from bundler.cli.command import repeated
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.family import Family, find_family
-from bundler.lifecycle.restore_options import TreeOptions
+from bundler.lifecycle.lifecycle_reports import TreeOptions
 from bundler.lifecycle.tree_plan import read_trees
 
 F = TypeVar("F", bound=Callable[..., Any])

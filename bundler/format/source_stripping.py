@@ -20,7 +20,7 @@ import msgspec
 
 from bundler.errors import ConfigError, FormatError
 from bundler.format import wire
-from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs
+from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs, with_parts
 from bundler.format.candidate_timings import id_of
 from bundler.format.device_elf import WITHOUT_BYTES, ElfSection, content_of, is_elf64, sections
 from bundler.format.digest import digest_text, sha256
@@ -87,14 +87,8 @@ def strip_source(bundle: Bundle) -> Bundle:
             for host in observed.environments
         ),
     )
-    return Bundle(
-        Content.of(entries, records),
-        observed,
-        FirstBlobs([MemoryBlobs(changed, verified=True), bundle.blobs]),
-        writable=bundle.writable,
-        variants_dropped=bundle.variants_dropped,
-        left_out=tuple(left_out),
-    )
+    blobs = FirstBlobs([MemoryBlobs(changed, verified=True), bundle.blobs])
+    return with_parts(bundle, Content.of(entries, records), observed, blobs, tuple(left_out))
 
 
 def _stripped(

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from bundler.config import toml_of
 from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.format.tree_index import check_family_name, check_tree_path
+from bundler.format.opaque_files import check_family_name, check_tree_path
 from bundler.toolchain.machine_facts import misspelled
 
 # Locks, and what a program that was killed had not finished.

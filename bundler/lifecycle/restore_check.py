@@ -20,8 +20,13 @@ from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.kernel_placement import Trust
-from bundler.lifecycle.lifecycle_reports import CheckReport
-from bundler.lifecycle.restore_options import NO_TREES, Only, RestoreOptions, TreeOptions
+from bundler.lifecycle.lifecycle_reports import (
+    NO_TREES,
+    CheckReport,
+    Only,
+    RestoreOptions,
+    TreeOptions,
+)
 from bundler.lifecycle.restore_plan import (
     NOTHING_TO_RESTORE,
     Companion,

@@ -31,7 +31,7 @@ from bundler.lifecycle.kernel_placement import (
     places_no_code,
     why_not_trusted,
 )
-from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.lifecycle.lifecycle_reports import RestoreOptions
 from bundler.toolchain import directories, identity
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RestorePlan:
         chosen = self.options.trees.roots or self.options.trees.facts
         if not self.bundle.opaque and not chosen:
             return None
-        from bundler.format.tree_index import (
+        from bundler.format.opaque_files import (
             has_trees,  # few bundles have opaque files, and fewer trees
         )
 
@@ -295,7 +295,7 @@ def _in_caches(bundle: Bundle) -> list[Opaque]:
     """Return the opaque files of a bundle that belong to Inductor's cache."""
     if not bundle.opaque:
         return []
-    from bundler.format.program_paths import is_cache_path  # few bundles have opaque files
+    from bundler.format.opaque_files import is_cache_path  # few bundles have opaque files
 
     return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
 

@@ -18,8 +18,8 @@ from typing import Any
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors
 from bundler.format.limits import MIB, Limits
+from bundler.format.opaque_files import TreeIndex
 from bundler.format.summary import Summarized, count, printable
-from bundler.format.tree_index import TreeIndex
 from bundler.lifecycle.family import (
     Family,
     declared_family,
@@ -29,8 +29,8 @@ from bundler.lifecycle.family import (
     says_factors,
     takes,
 )
-from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
+from bundler.lifecycle.kernel_directory import Rejected, read_file, walk_files
+from bundler.lifecycle.lifecycle_reports import RestoreOptions, TreeOptions
 from bundler.lifecycle.tree_plan import (
     TreePlan,
     check_choices,
@@ -227,17 +227,12 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
     contents: dict[str, dict[str, bytes | None]] = {}
     with os_errors(root, "read"):
         os.listdir(root)
-        for folder, subfolders, names in os.walk(root):
-            subfolders.sort()
-            inside = os.path.relpath(folder, root)
-            for name in sorted(names):
-                path = name if inside == os.curdir else f"{inside}/{name}"
+        for path in walk_files(root, lambda path: not os.path.islink(f"{root}/{path}"), []):
+            if takes(family, path):
                 place = place_of(family, path)
-                if not takes(family, path):
-                    continue
                 inner = path.removeprefix(f"{place}/") if place else path
                 contents.setdefault(place, {})[inner] = (
-                    _factor_bytes(folder, name) if says_factors(family, path) else None
+                    _factor_bytes(root, path) if says_factors(family, path) else None
                 )
     known = machine_facts(family.fingerprint) | dict(options.facts)
     for place, files in sorted(contents.items()):
@@ -253,7 +248,8 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
         yield _Described(tree, _without_ranks(found, family), problems)
 
 
-def _factor_bytes(folder: str, name: str) -> bytes | None:
+def _factor_bytes(root: str, path: str) -> bytes | None:
+    folder, name = os.path.split(os.path.join(root, path))
     try:
         data = read_file(folder, name, Limits(file_bytes=_FACTOR_BYTES))
     except OSError:

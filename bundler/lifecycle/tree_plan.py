@@ -26,8 +26,8 @@ from bundler.errors import (
 from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact
+from bundler.format.opaque_files import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
 from bundler.format.summary import count
-from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
 from bundler.lifecycle.family import (
     FAMILIES,
@@ -39,7 +39,7 @@ from bundler.lifecycle.family import (
     takes,
 )
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST
-from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
+from bundler.lifecycle.lifecycle_reports import RestoreOptions, TreeOptions
 from bundler.toolchain.machine_facts import machine_facts
 
 _RANKS = "ranks"

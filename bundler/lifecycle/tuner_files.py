@@ -64,7 +64,7 @@ class FileFacts:
     key: tuple[str, ...] = ()
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record stands in files of a format.
 
     Attributes:
@@ -149,14 +149,6 @@ def named_of_fields(values: Mapping[str, Any], where: str) -> Named:
 
 def _is_count(value: object) -> bool:
     return value is None or (type(value) is int and value > 0)
-
-
-def fields_of_named(named: Named) -> dict[str, Any]:
-    """Return a record's config as flat fields; a count that is not set is left out."""
-    values = {name.removeprefix(OPTION): value.plain() for name, value in named}
-    return {
-        name: value for name, value in values.items() if value is not None or name not in COUNTS
-    }
 
 
 def record(
@@ -316,15 +308,11 @@ def _place_in_name(path: str) -> tuple[dict[str, str], str]:
             path=path,
         )
     if "block_shape" in selectors:
-        selectors["block_shape"] = _shape(selectors["block_shape"])
+        selectors["block_shape"] = selectors["block_shape"].replace(" ", "")
     down = {_DOWN: "True"} if match["down"] else {}
     return {"E": match["E"], "N": match["N"], **selectors, **down}, match["device"].replace(
         "_", " "
     )
-
-
-def _shape(text: str) -> str:
-    return text.replace(" ", "")
 
 
 def _said_release(path: str, inside: Any, origin: str) -> str:
@@ -356,7 +344,7 @@ def _moe_document(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place_of_moe(found: TuningRecord, origin: str, told: FileFacts) -> Place:
+def _place_of_moe(found: TuningRecord, origin: str, told: FileFacts) -> RecordPlace:
     """Return where a record stands; raises `ConfigError` for one that no file can hold."""
     place = _named_place(arguments_of(found), told.key)
     device = file_word(device_of(found, told).replace(" ", "_"), "the GPU's name")
@@ -380,8 +368,13 @@ def _place_of_moe(found: TuningRecord, origin: str, told: FileFacts) -> Place:
     if origin == SGLANG:
         folder = file_word(f"triton_{release.replace('.', '_')}", "Triton's release")
         name, release = f"{_FOLDER}/{folder}/{name}", ""
-    tokens, config = place[_TOKENS], fields_of_named(found.config)
-    return Place(name, release or None, tokens, config, f"{_TOKENS}={tokens} in {name}")
+    values = {word.removeprefix(OPTION): value.plain() for word, value in found.config}
+    # A count that is not set is left out.
+    config = {
+        word: value for word, value in values.items() if value is not None or word not in COUNTS
+    }
+    tokens = place[_TOKENS]
+    return RecordPlace(name, release or None, tokens, config, f"{_TOKENS}={tokens} in {name}")
 
 
 def _named_place(arguments: str, key: tuple[str, ...]) -> dict[str, str]:
@@ -398,7 +391,7 @@ def _named_place(arguments: str, key: tuple[str, ...]) -> dict[str, str]:
         if _text_of(place) != arguments:
             place = {}
     if "block_shape" in place:
-        place["block_shape"] = _shape(place["block_shape"])
+        place["block_shape"] = place["block_shape"].replace(" ", "")
     absent = [name for name in (*_SIZES, _TOKENS) if not place.get(name, "").isdecimal()]
     if absent or not place.keys() <= {*_PLACES}:
         raise ConfigError(
@@ -547,17 +540,17 @@ def _named_of_fla(config: Any, where: str) -> Named:
     return kwargs + tuple((OPTION + name, encode(options[name])) for name in sorted(options))
 
 
-def _place_of_fla(found: TuningRecord, _origin: str, told: FileFacts) -> Place:
+def _place_of_fla(found: TuningRecord, _origin: str, told: FileFacts) -> RecordPlace:
     """Return where a record stands; raises `ConfigError` for one that no file can hold."""
     path = f"{file_word(found.kernel, 'the kernel')}.json"
     device, release = device_of(found, told), release_of(found, told, needed=False)
     config, arguments = _config(found.config), arguments_of(found)
     if arguments == DEFAULT_KEY:
         what = f"{_DEFAULT} of {path}"
-        return Place(path, release, _DEFAULT, config, what, found.kernel, device)
+        return RecordPlace(path, release, _DEFAULT, config, what, found.kernel, device)
     key = _key_of(arguments)
     entry, what = {"autotune_key": key, "config": config}, f"{arguments} in {path}"
-    return Place(path, release, key_hash(key), entry, what, found.kernel, device, _ENTRIES)
+    return RecordPlace(path, release, key_hash(key), entry, what, found.kernel, device, _ENTRIES)
 
 
 def _config(named: Named) -> dict[str, Any]:
@@ -586,7 +579,7 @@ class Format(NamedTuple):
     """
 
     read: Callable[[str, bytes, str, FileFacts], list[Pair]]
-    place: Callable[[TuningRecord, str, FileFacts], Place]
+    place: Callable[[TuningRecord, str, FileFacts], RecordPlace]
     document: Callable[[dict[str, Any]], dict[str, Any]]
     pattern: str
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from bundler.errors import BundlerError, FormatError
 from bundler.fork_safety import after_fork
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, with_parts
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.candidate_timings import (
     MAX_FILE_BYTES,
@@ -204,14 +204,8 @@ def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
     kept = _fastest([*tunings_of(bundle), *found])
     records = [record for record, _ in kept]
     tunings = merge_tunings((), [tuning for _, tuning in kept if tuning is not None])
-    return Bundle(
-        Content.of(bundle.content.entries, records),
-        replace(bundle.observed, tunings=tunings),
-        bundle.blobs,
-        writable=bundle.writable,
-        variants_dropped=bundle.variants_dropped,
-        left_out=bundle.left_out,
-    )
+    content = Content.of(bundle.content.entries, records)
+    return with_parts(bundle, content, replace(bundle.observed, tunings=tunings))
 
 
 def _for_the_owner(path: str, flags: int) -> int:
@@ -270,13 +264,8 @@ def winners_only(bundle: Bundle) -> Bundle:
         for t in bundle.observed.tunings
     )
     observed = Observed(seen, bundle.observed.environments, tunings)
-    return Bundle(
-        Content.of(entries, bundle.tuning_records),
-        observed,
-        bundle.blobs,
-        writable=bundle.writable,
-        variants_dropped=bundle.variants_dropped,
-    )
+    content = Content.of(entries, bundle.tuning_records)
+    return with_parts(bundle, content, observed, left_out=())
 
 
 def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
-from bundler.format.program_paths import is_code_path, is_program_path
-from bundler.format.tree_index import is_tree_path
+from bundler.format.opaque_files import is_code_path, is_program_path, is_tree_path
 from bundler.trust.statements import TrustLevel
 
 # Any other file that calls itself a result of tuning could be a program.

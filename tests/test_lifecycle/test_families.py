@@ -17,7 +17,7 @@ import bundler
 from bundler import Family, TreeOptions
 from bundler.errors import AccessDenied, ConfigError, LimitExceeded, NotFound
 from bundler.format.digest import digest_raw
-from bundler.format.tree_index import CHUNK_BYTES, TreeIndex
+from bundler.format.opaque_files import CHUNK_BYTES, TreeIndex
 from bundler.lifecycle.family import FAMILIES, place_of, takes
 from bundler.lifecycle.tree_plan import read_trees
 

@@ -13,8 +13,8 @@ from bundler.format.entries import Toolchain
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.cache_directory import PlacementQueue
 from bundler.lifecycle.kernel_placement import Placement
+from bundler.lifecycle.lifecycle_reports import RestoreOptions
 from bundler.lifecycle.restoration import _report
-from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.lifecycle.restore_plan import RestorePlan
 
 KERNELS = 20_000

@@ -199,7 +199,7 @@ def restore_steps(file: str, into: str, keep: Keep) -> dict[str, float]:
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned, read
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.lifecycle_reports import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
     from bundler.toolchain import targets
 

@@ -152,7 +152,7 @@ def _place_steps(
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.lifecycle_reports import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
     from bundler.store import store_layout
     from bundler.store.blob_source import unit_batches

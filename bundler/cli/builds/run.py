@@ -103,7 +103,7 @@ def _record(
     keep: Keep,
     strip: Strip | None,
 ) -> int:
-    from bundler.lifecycle.collection import collect_spool
+    from bundler.lifecycle.recorder import collect_spool
 
     environment = spool.environ()
     _check_python(command, environment)
