@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         WorkerDied,
         WrongResult,
     )
-    from bundler.format.binaries.source_stripping import Strip, strip_source
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.bundle_union import Diff, diff, merge
     from bundler.format.constant_values import Value
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
     from bundler.images.image_pull import pull_image
     from bundler.images.image_push import ImageLayout, ImageReport, push_image
     from bundler.integrations._process import install, register, session
@@ -96,25 +96,24 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.family import Family
+    from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import (
         CheckReport,
+        Only,
         Reasons,
         RecordReport,
         RestoreReport,
+        TreeOptions,
     )
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_plan import Only
-    from bundler.lifecycle.trees.family import Family
-    from bundler.lifecycle.trees.family_pack import pack_family
-    from bundler.lifecycle.trees.tree_comparison import TreeExplanation, explain_trees
-    from bundler.lifecycle.trees.tree_options import TreeOptions
-    from bundler.lifecycle.tuning.tuning_directory import winners_only
-    from bundler.lifecycle.tuning.tuning_savings import TuningCounters, tuning_counters
+    from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
+    from bundler.lifecycle.tuning_directory import TuningCounters, tuning_counters, winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid

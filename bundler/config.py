@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of this package's own settings: environment variables, then the files of
-`settings_files.py`, then defaults.
+"""The only reader of this package's own settings: environment variables, then files, then
+defaults.
+
+Files are for who does not want to export variables: `triton-bundler.toml`, or `[tool.triton-bundler]`
+in a pyproject.toml.  `triton-bundler config show --origin` lists what was read.  The nearer file wins,
+setting by setting: the project's, then the user's.
 
 Triton's and torch's variables belong to `bundler.toolchain`, which reads them at each call.
 """
@@ -8,12 +12,14 @@ Triton's and torch's variables belong to `bundler.toolchain`, which reads them a
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import math
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, cast
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from bundler import settings_files
 from bundler.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +37,19 @@ REGISTERED = f"{PREFIX}REGISTERED"
 # While a command makes a bundle, in it and its workers: the modules that it imports may register
 # the one that it is about to write.
 UNREGISTERED = f"{PREFIX}UNREGISTERED"
-_NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, UNREGISTERED, settings_files.VARIABLE)
+SETTINGS_FILE = "triton-bundler.toml"
+TABLE = "triton-bundler"
+PYPROJECT = "pyproject.toml"
+# Names one file in place of the search, or none at all.
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+NO_FILE = "none"
+# A folder that somebody else filled may not decide what runs here: these stand in the user's file
+# or in the environment.
+PERSONAL = frozenset(
+    {"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING_KEY", "PASSWORD_FILE"}
+)
+MOST_FILE_BYTES = 1_000_000
+_NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, UNREGISTERED, FILE_VARIABLE)
 # How alike a misspelled name and a right one are, of 1; what is less alike would be a guess.
 _NEAR = 0.5
 
@@ -294,11 +312,15 @@ def unknown_variables() -> dict[str, str | None]:
     for name in unknown:
         written = name.removeprefix(PREFIX)
         if written not in names:
-            import difflib  # milliseconds, which nobody pays who spells the names right
-
-            near = difflib.get_close_matches(written.upper(), names, n=1, cutoff=_NEAR)
-            found[name] = PREFIX + near[0] if near else None
+            near = _nearest(written.upper(), names)
+            found[name] = PREFIX + near if near else None
     return found
+
+
+def _nearest(written: str, names: Collection[str]) -> str | None:
+    import difflib  # milliseconds, which nobody pays who spells the names right
+
+    return next(iter(difflib.get_close_matches(written, names, n=1, cutoff=_NEAR)), None)
 
 
 def user_variables() -> tuple[str, ...]:
@@ -400,32 +422,30 @@ def origins() -> list[SettingOrigin]:
     """Return each setting, in the order of `SETTINGS`, with what sets it; raises `ConfigError` for
     a file that cannot be used.
     """
-    return [
-        SettingOrigin(setting, _read(setting.name), _origin(setting.name)) for setting in SETTINGS
-    ]
+    return [SettingOrigin(setting, *_found(setting.name)) for setting in SETTINGS]
 
 
 def _read(name: str) -> str | None:
+    return _found(name)[0]
+
+
+def _found(name: str) -> tuple[str | None, str]:
+    """Return what is set, None where nothing is, and what sets it: a variable, the path of a file, or
+    `default`.
+    """
     value = os.environ.get(PREFIX + name)
     if value:
-        return value
-    found = settings_files.values(_NAMES).get(name)
-    return (found.text or None) if found is not None else None
-
-
-def _origin(name: str) -> str:
-    if os.environ.get(PREFIX + name):
-        return PREFIX + name
-    found = settings_files.values(_NAMES).get(name)
-    return found.path if found is not None else "default"
+        return value, PREFIX + name
+    text, path = _values_of_files(*_surroundings()).get(name, (None, "default"))
+    return text or None, path
 
 
 def _wrong(name: str, value: str, expected: str) -> ConfigError:
-    origin = _origin(name)
+    origin = _found(name)[1]
     said = (
         f"{origin}={value!r}"
         if origin == PREFIX + name
-        else f"{origin}: {settings_files.setting_key(name)} = {value!r}"
+        else f"{origin}: {setting_key(name)} = {value!r}"
     )
     return ConfigError(f"{said}: expected {expected}", name=PREFIX + name, got=value)
 
@@ -470,4 +490,248 @@ def spool_settings() -> SpoolSettings:
     return SpoolSettings(
         directory=os.environ.get(SPOOL_DIRECTORY) or None,
         inner=os.environ.get(SPOOL_INNER) or None,
+    )
+
+
+# ------------------------------------------------------------------------------------------- Files
+
+
+class SettingsFile:
+    """A file that may hold settings.
+
+    Attributes:
+        path: where it is.
+        personal: whether it is the user's own choice, and not that of whoever made the folder.
+        passed_over: why it is not read although it is there; None when it is.
+        content: its bytes, of which so many were read when it was judged; None when it is read
+            later.
+    """
+
+    __slots__ = ("content", "passed_over", "path", "personal")
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        personal: bool,
+        passed_over: str | None = None,
+        content: bytes | None = None,
+    ) -> None:
+        self.path, self.personal, self.passed_over = path, personal, passed_over
+        self.content = content
+
+
+def settings_files() -> list[SettingsFile]:
+    """Return the files that exist, the one that wins first."""
+    return list(_candidates(*_surroundings()))
+
+
+def setting_key(name: str) -> str:
+    """Return how a file spells a setting: `STORE_NAME` is `store-name`."""
+    return name.lower().replace("_", "-")
+
+
+def _surroundings() -> tuple[str | None, str, str]:
+    """Return what decides where files are: the variable, the working directory (empty when it is
+    gone), the user's folder.
+    """
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = ""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return (
+        os.environ.get(FILE_VARIABLE) or None,
+        here,
+        os.path.join(folder, "triton-bundler", SETTINGS_FILE),
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _values_of_files(named: str | None, here: str, users: str) -> Mapping[str, tuple[str, str]]:
+    """Return what the files of this process say, by the names of `SETTINGS`: what the environment
+    variable would hold, and the path.
+
+    Each file is read once for each working directory; later changes are not noticed.
+
+    Raises:
+        ConfigError: a file is no TOML, has an unknown name or a wrong type, or a project's file has
+            a personal setting.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for file in _candidates(named, here, users):
+        if file.passed_over is None:
+            for name, text in _settings(file):
+                found.setdefault(name, (text, file.path))
+    return found
+
+
+def _candidates(named: str | None, here: str, users: str) -> Iterator[SettingsFile]:
+    if named is not None:
+        if named != NO_FILE:
+            yield SettingsFile(os.path.abspath(os.path.expanduser(named)), personal=True)
+        return
+    project = _project(here)
+    if project is not None:
+        yield project
+    if os.path.isfile(users):
+        yield SettingsFile(users, personal=True)
+
+
+def _project(here: str) -> SettingsFile | None:
+    """Return the nearest file with settings, from the working directory upwards."""
+    while here:
+        for name in (SETTINGS_FILE, PYPROJECT):
+            path = os.path.join(here, name)
+            if os.path.isfile(path) and (found := _judged(path)) is not None:
+                return found
+        above = os.path.dirname(here)
+        here = above if above != here else ""
+    return None
+
+
+def _judged(path: str) -> SettingsFile | None:
+    """Return a file of a project, passed over when it is not the user's; None for a pyproject.toml
+    without our table.
+
+    What somebody else put above the working directory never fails, whatever it is: anybody may do
+    that, in /tmp for one.
+    """
+    try:
+        with os.fdopen(_opened(path), "rb") as file:
+            passed_over = _not_ours(os.fstat(file.fileno()))
+            content = _content(file)
+    except OSError as error:
+        try:
+            passed_over = _not_ours(os.stat(path))
+        except OSError:
+            return None  # it is gone meanwhile
+        if passed_over is None:
+            raise _unreadable(path, error) from error
+        content = b""
+    if os.path.basename(path) == PYPROJECT and f"[tool.{TABLE}".encode() not in content:
+        return None
+    return SettingsFile(path, personal=False, passed_over=passed_over, content=content)
+
+
+def _not_ours(status: os.stat_result) -> str | None:
+    """Return why a file that lies above the working directory is not the user's, as git and ssh
+    ask; None when it is.
+    """
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to user {status.st_uid}; name it by {FILE_VARIABLE} to have it read"
+    if status.st_mode & 0o002:
+        return "everybody may write it; take that away by chmod o-w"
+    return None
+
+
+def _settings(file: SettingsFile) -> Iterator[tuple[str, str]]:
+    for key, value in _table(file.path, file.content).items():
+        name = key.replace("-", "_").upper()
+        if key != key.lower() or name not in _NAMES:
+            raise _wrong_file(file.path, f"{key} is no setting{_near(key)}", key)
+        if name in PERSONAL and not file.personal:
+            raise _wrong_file(
+                file.path,
+                f"{key} cannot be set by a project's file: put it into {_surroundings()[2]}, or set"
+                f" {PREFIX}{name}",
+                key,
+            )
+        yield name, _text(file.path, key, value)
+
+
+def _table(path: str, content: bytes | None) -> Mapping[str, Any]:
+    if content is None:
+        try:
+            with os.fdopen(_opened(path), "rb") as file:
+                content = _content(file)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    if len(content) > MOST_FILE_BYTES:
+        raise _wrong_file(
+            path, f"it has more than {MOST_FILE_BYTES:,} bytes, which no file of settings has", None
+        )
+    try:
+        tree = toml_of(content)
+    except ValueError as error:
+        raise _wrong_file(path, f"it is no TOML: {error}", None) from error
+    if os.path.basename(path) == PYPROJECT:
+        tree = tree.get("tool", {})
+        tree = tree.get(TABLE, {}) if isinstance(tree, dict) else {}
+        if not isinstance(tree, dict):
+            raise _wrong_file(
+                path, f"tool.{TABLE}: expected a table, got {type(tree).__name__}", None
+            )
+    return tree
+
+
+def toml_of(content: bytes) -> dict[str, Any]:
+    """Return what a TOML file says; raises `ValueError` for what is none, or so deep that it cannot
+    be read.
+    """
+    import tomllib  # milliseconds, which nobody pays who has no such file
+
+    try:
+        return tomllib.loads(
+            content.decode()
+        )  # its errors and those of the encoding are `ValueError`
+    except RecursionError:
+        raise ValueError("arrays or tables lie too deep in each other") from None
+
+
+def _opened(path: str) -> int:
+    """Return a descriptor of a regular file; a named pipe would be waited for."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    mode = os.fstat(opened).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(opened)
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "no regular file"
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a file", path)
+    return opened
+
+
+def _content(file: IO[bytes]) -> bytes:
+    """Return the bytes of a file, of a larger one a byte more than it may have."""
+    # No more than is there, as far as that is known: the buffer is made before it is filled, and a
+    # new process pays for each page.
+    size = os.fstat(file.fileno()).st_size
+    content = file.read(min(size, MOST_FILE_BYTES) + 1)
+    if len(content) > size:
+        content += file.read(MOST_FILE_BYTES + 1 - len(content))
+    return content
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    return _wrong_file(path, f"it cannot be read: {error.strerror or error}", None)
+
+
+def _text(path: str, key: str, value: object) -> str:
+    """Return a value as the environment would have it; a list is blank-separated, as the stores
+    are.
+    """
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, list) and all(
+        isinstance(item, str) and item and not set(item) & set(" \t\n") for item in value
+    ):
+        return " ".join(value)
+    raise _wrong_file(
+        path,
+        f"{key}: expected a text, a number, true, false or a list of texts without blanks, got"
+        f" {value!r}",
+        key,
+    )
+
+
+def _near(key: str) -> str:
+    known = sorted(map(setting_key, _NAMES))
+    near = _nearest(key.lower(), known)
+    return f" (did you mean {near}?)" if near else f"; known are {', '.join(known)}"
+
+
+def _wrong_file(path: str, what: str, key: str | None) -> ConfigError:
+    return ConfigError(
+        f"{path}: {what}", **({"path": path} | ({"name": key} if key is not None else {}))
     )

@@ -27,7 +27,7 @@ from functools import partial
 from typing import NamedTuple
 
 import bundler
-from bundler import settings_files
+from bundler import config
 from bundler.cli import wording
 from bundler.cli.command import FINE, command, flag
 from bundler.cli.command import PROBLEM as PROBLEM_STATUS
@@ -531,7 +531,7 @@ def mendable_checks() -> Iterator[Finding]:
 
 
 def _settings_files() -> Iterator[Finding]:
-    for file in settings_files.candidates():
+    for file in config.settings_files():
         if file.passed_over is None:
             yield _ok("settings' file", file.path)
             continue

@@ -25,12 +25,12 @@ from bundler.cli.stores.store_options import (
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
-from bundler.lifecycle.trees.tree_comparison import counted, explain_trees
+from bundler.lifecycle.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run
-    from bundler.lifecycle.trees.tree_options import TreeOptions
+    from bundler.lifecycle.lifecycle_reports import TreeOptions
 
 _TAB = 4
 # How names of the kernels begin that torch.compile generates.

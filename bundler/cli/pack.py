@@ -25,14 +25,14 @@ from bundler.cli.tree_choices import (
     tree_options,
 )
 from bundler.errors import AccessDenied, NotFound
-from bundler.format.binaries.source_stripping import Strip
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container import ZSTD_LEVEL
 from bundler.format.entries import entry_artifacts
-from bundler.format.program_paths import is_cache_path, is_program_path
+from bundler.format.opaque_files import is_cache_path, is_program_path
+from bundler.format.source_stripping import Strip
 from bundler.format.writer import HIGHEST_LEVEL
-from bundler.lifecycle.trees.known_families import FAMILIES
+from bundler.lifecycle.family import FAMILIES
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 

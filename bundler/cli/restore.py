@@ -28,7 +28,7 @@ from bundler.cli.stores.store_options import (
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
-from bundler.format.tree_index import has_trees
+from bundler.format.opaque_files import has_trees
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 

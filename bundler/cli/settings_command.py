@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from bundler import config, settings_files
+from bundler import config
 from bundler.cli import wording
 from bundler.cli.command import command, flag, group
 from bundler.cli.terminal import Column, Screen
@@ -47,9 +47,9 @@ def show(screen: Screen, origin: bool) -> None:
     for one in found:
         value = _masked(one) or one.setting.default.replace("`", "")
         origins = [one.origin] if origin else []
-        rows.append((settings_files.setting_key(one.setting.name), value, *origins))
+        rows.append((config.setting_key(one.setting.name), value, *origins))
     screen.table((*COLUMNS, ORIGIN) if origin else COLUMNS, rows)
-    files = settings_files.candidates()
+    files = config.settings_files()
     for file in files:
         if file.passed_over:
             screen.line(f"passed over {file.path}: {file.passed_over}")
@@ -58,7 +58,7 @@ def show(screen: Screen, origin: bool) -> None:
     screen.finish(
         {
             "settings": {
-                settings_files.setting_key(one.setting.name): {
+                config.setting_key(one.setting.name): {
                     "value": _masked(one),
                     "origin": one.origin,
                     "variable": config.PREFIX + one.setting.name,

@@ -17,10 +17,9 @@ from bundler.cli import wording
 from bundler.cli.command import repeated
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
-from bundler.lifecycle.trees.family import Family
-from bundler.lifecycle.trees.known_families import find_family
-from bundler.lifecycle.trees.tree_options import TreeOptions
-from bundler.lifecycle.trees.tree_plan import read_trees
+from bundler.lifecycle.family import Family, find_family
+from bundler.lifecycle.lifecycle_reports import TreeOptions
+from bundler.lifecycle.tree_plan import read_trees
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 8

@@ -24,7 +24,7 @@ from bundler.format.bundle_union import merge
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Opaque, Target
 from bundler.format.manifest import Content, Observed
-from bundler.format.program_paths import program_path
+from bundler.format.opaque_files import program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.allowed_operators import unlisted

@@ -35,8 +35,7 @@ from bundler.format.launch_spec import (
     paths_to_wire,
 )
 from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
-from bundler.lifecycle.collection import known_facts
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join, known_facts
 from bundler.toolchain import compile_call, identity, jit_specialization
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.keys.encoding import encode_value

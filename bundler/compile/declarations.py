@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from bundler.config import toml_of
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.limits import MIB
-from bundler.settings_files import toml_of
 from bundler.toolchain.argument_specs import Spec
 
 K = TypeVar("K")

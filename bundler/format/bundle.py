@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
 
@@ -29,13 +30,19 @@ from bundler.format.entries import (
 )
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest, observed_of
-from bundler.format.summary import count, short
+from bundler.format.summary import HTML_LEFT, HTML_WIDE, count, facts_html, html_text, short
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import TuningRecord
     from bundler.format.signature_sections import SignatureSource
 
 Keep = entry_types.Keep
+
+
+def check_keep(keep: str) -> None:
+    """Raise `ConfigError` for a value that `keep` cannot have."""
+    if keep not in ("all", "launch"):
+        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
 
 
 class BlobSource(Protocol):
@@ -402,8 +409,7 @@ class Bundle:
         With `target` or `names`, helper libraries and opaque files are left out: they cannot be
         told apart by kernel.
         """
-        if keep not in ("all", "launch"):
-            raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+        check_keep(keep)
         wanted = None if target is None else Target.parse(target)
         kernels = [
             k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)
@@ -458,17 +464,7 @@ class Bundle:
         return f"<Bundle {short(self.digest)} {', '.join([count(len(self), 'kernel'), *more])}>"
 
     def _repr_html_(self) -> str:
-        from bundler.format.notebook_tables import bundle_html  # only notebooks ask
-
-        beside = (
-            ("tuning file", self.tuning_files),
-            ("helper library", self.helpers),
-            ("opaque file", self.opaque),
-            ("tuning record", self.tuning_records),
-        )
-        return bundle_html(
-            self.digest, self.content, self.observed, [(noun, len(found)) for noun, found in beside]
-        )
+        return _html_of(self)
 
     @cached_property
     def _by_key(self) -> dict[str, Kernel]:
@@ -509,9 +505,101 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
     )
 
 
+def with_parts(
+    bundle: Bundle,
+    content: Content,
+    observed: Observed,
+    blobs: BlobSource | None = None,
+    left_out: tuple[tuple[str, str], ...] | None = None,
+) -> Bundle:
+    """Return a bundle with these parts, and for None those of the given one; without `blobs` it
+    reads through that.
+    """
+    return Bundle(
+        content,
+        observed,
+        blobs or bundle.blobs,
+        writable=bundle.writable,
+        variants_dropped=bundle.variants_dropped,
+        left_out=bundle.left_out if left_out is None else left_out,
+    )
+
+
 def _matches(name: str, pattern: str | None) -> bool:
     if pattern is None:
         return True
     import fnmatch  # few select by name
 
     return fnmatch.fnmatchcase(name, pattern)
+
+
+# -------------------------------------------------------------------------------------- Notebooks
+
+# A notebook's output is read at one glance.
+KERNELS_SHOWN = 12
+_KEY_CHARACTERS = 12
+_US_OF_MS = 1000
+_RIGHT = "text-align:right;white-space:nowrap"
+_COLUMNS = ("kernel", "target", "warps", "shared memory", "binary", "compiled in", "key")
+_NUMERIC = frozenset({2, 3, 4, 5})
+
+
+def _html_of(bundle: Bundle) -> str:
+    """Return what is in a bundle: its digest, kernels by target, what is beside them, and a table
+    of the first kernels.  Names in a bundle were chosen by whoever made it: `html_text` escapes all.
+    """
+    content, observed = bundle.content, bundle.observed
+    targets = Counter(str(kernel.target) for kernel in content.kernels)
+    beside = {
+        "tuning file": content.tuning_files,
+        "helper library": content.helpers,
+        "opaque file": content.opaque,
+        "tuning record": content.tuning_records,
+    }
+    facts = [
+        ("digest", bundle.digest),
+        (
+            "kernels",
+            ", ".join(f"{number:,} for {target}" for target, number in sorted(targets.items()))
+            or "none",
+        ),
+        ("files", count(sum(size for _, size in content.blobs), "byte")),
+    ]
+    others = [count(len(found), noun) for noun, found in beside.items() if found]
+    facts += [("beside them", ", ".join(others))] if others else []
+    table = facts_html("Bundle", facts)
+    if not content.kernels:
+        return table
+    head = "".join(
+        f'<th scope="col" style="{_align(n)}">{html_text(title)}</th>'
+        for n, title in enumerate(_COLUMNS)
+    )
+    rows = "".join(_row(_cells(observed, kernel)) for kernel in content.kernels[:KERNELS_SHOWN])
+    left = len(content.kernels) - KERNELS_SHOWN
+    more = f"<p>and {count(left, 'more kernel')}</p>" if left > 0 else ""
+    return f"{table}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+
+
+def _cells(observed: Observed, kernel: Kernel) -> Sequence[str]:
+    seen = observed.kernels.get(kernel.key)
+    spent_us = sum(us for _, us in seen.times_us) if seen is not None else 0
+    return (
+        kernel.name,
+        str(kernel.target),
+        f"{kernel.spec.num_warps}",
+        f"{kernel.spec.shared_bytes:,}",
+        f"{kernel.binary.size:,}",
+        f"{spent_us / _US_OF_MS:,.0f} ms" if spent_us else "-",
+        f"{kernel.key[:_KEY_CHARACTERS]}…",
+    )
+
+
+def _row(cells: Iterable[str]) -> str:
+    told = "".join(
+        f'<td style="{_align(n)}">{html_text(cell)}</td>' for n, cell in enumerate(cells)
+    )
+    return f"<tr>{told}</tr>"
+
+
+def _align(column: int) -> str:
+    return _RIGHT if column in _NUMERIC else HTML_WIDE if column == 0 else HTML_LEFT

@@ -188,7 +188,7 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
                 os.fsync(out.fileno())
             os.replace(name, target)
 
-        cleaned_up(write_and_rename, lambda: _unlink(name))
+        cleaned_up(write_and_rename, lambda: unlink_if_there(name))
         _sync_directory(directory)
 
 
@@ -277,7 +277,8 @@ def _sweep(directory: str, base: str, now_s: float) -> None:
                 os.unlink(path)
 
 
-def _unlink(path: str) -> None:
+def unlink_if_there(path: str) -> None:
+    """Remove a file; one that is not there is fine."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 

@@ -18,7 +18,7 @@ from bundler.format.bundle import Bundle, FirstBlobs
 from bundler.format.entries import Artifact, Entry, Kernel, Opaque, entry_artifacts, entry_kind
 from bundler.format.manifest import Content, merge_observed
 from bundler.format.metadata import parse_metadata
-from bundler.format.program_paths import program_name
+from bundler.format.opaque_files import program_name
 from bundler.format.summary import Summarized
 
 # Torch's and Triton's names of what they made: 32 characters and more of base32 or hexadecimal

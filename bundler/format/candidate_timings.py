@@ -15,9 +15,8 @@ from typing import Any
 
 from bundler.errors import FormatError
 from bundler.format import wire
-from bundler.format.constant_values import Value
 from bundler.format.digest import DIGEST_BYTES, digest_text, sha256
-from bundler.format.launch_spec import Named, TuningRecord
+from bundler.format.launch_spec import Named, TuningRecord, named_from_wire, named_to_wire
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.summary import Summarized, count
 
@@ -49,8 +48,14 @@ class Timing:
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
-        config = [[name, value.to_wire()] for name, value in self.config]
-        return [config, self.key, self.time_ns, self.low_ns, self.high_ns, self.reason]
+        return [
+            named_to_wire(self.config),
+            self.key,
+            self.time_ns,
+            self.low_ns,
+            self.high_ns,
+            self.reason,
+        ]
 
     @staticmethod
     def from_wire(data: Any, *, open_ended: bool = False) -> Timing:
@@ -66,8 +71,7 @@ class Timing:
             str,
             open_ended=open_ended,
         )
-        pairs = [wire.fields(item, "timing's value", str, object) for item in config]
-        return Timing(tuple((name, Value.from_wire(value)) for name, value in pairs), *rest)
+        return Timing(named_from_wire(config), *rest)
 
 
 @dataclass(frozen=True, repr=False)

@@ -30,11 +30,10 @@ import struct
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 import zstandard
-from msgspec import Struct
 
 from bundler.errors import (
     BundlerError,
@@ -45,7 +44,7 @@ from bundler.errors import (
     UnsupportedVersion,
 )
 from bundler.format import wire
-from bundler.format.digest import DIGEST_BYTES, check_digest, digest_text
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_text, sha256
 from bundler.format.frames import (
     Frame,
     FrameBuffers,
@@ -101,25 +100,6 @@ PREFIX_FACTOR = 4
 _ARRAYS_PER_SECTION, _NESTING = 3, 3
 
 
-class ContainerHead(Struct, frozen=True):
-    """What the header and the table of a container say.
-
-    Attributes:
-        major, minor: the version of the format.
-        newer_minor: whether the minor is newer than ours, so that records may have further fields.
-        read_only: whether it has features without which nobody may write it again.
-        compatible_flags: bits that may be ignored.
-        sections: the table.
-    """
-
-    major: int
-    minor: int
-    newer_minor: bool
-    read_only: bool
-    compatible_flags: int
-    sections: list[Section]
-
-
 _SECTIONS = msgspec.msgpack.Decoder(list[Section])
 
 
@@ -137,8 +117,13 @@ def read_exactly(source: ByteSource, offset: int, size: int, what: str) -> bytes
     return data
 
 
-def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
+def read_head(source: ByteSource, limits: Limits) -> tuple[bool, bool, int, list[Section]]:
     """Read header and table.
+
+    Returns:
+        Whether the minor version is newer than ours, so that records may have further fields;
+        whether it has features without which nobody may write it again; bits that may be ignored;
+        and the table.
 
     Raises:
         FormatError, TruncatedBundle, DigestMismatch, LimitExceeded, UnsupportedVersion: they are
@@ -168,7 +153,7 @@ def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
     )
     newer_minor = minor > MINOR
     sections = _check_sections(_unpacked(table, limits, open_ended=newer_minor), offset, limits)
-    return ContainerHead(major, minor, newer_minor, read_only != 0, compatible, sections)
+    return newer_minor, read_only != 0, compatible, sections
 
 
 def _read_table(source: ByteSource, offset: int, size: int, limits: Limits) -> bytes:
@@ -294,6 +279,19 @@ def _check_prefixes(sections: list[Section], limits: Limits) -> None:
         )
 
 
+def write_end(
+    out: BinaryIO, sections: Sequence[Section], position: int, compatible_flags: int = 0
+) -> None:
+    """Write the table of a container whose sections were written and end at a position, then its
+    header.
+    """
+    table = wire.encode(sections)
+    out.write(table)
+    head = HEADER.pack(MAGIC, MAJOR, MINOR, 0, 0, compatible_flags, position, len(table))
+    out.seek(0)
+    out.write(head + sha256(head + table))
+
+
 _NOWHERE = -1
 
 
@@ -388,15 +386,11 @@ class Container:
         self._frames: dict[int, Frame] = {}
         self._uses = itertools.count(1)
         # Made when frames are decoded ahead for the first time.
-        self._ahead: FramesAhead[Frame] | None = None
+        self._ahead: FramesAhead | None = None
         self._threads = 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
-        head = read_head(source, limits)
-        self.major, self.minor, self.newer_minor = head.major, head.minor, head.newer_minor
-        self.read_only, self.compatible_flags, self.sections = (
-            head.read_only,
-            head.compatible_flags,
-            head.sections,
+        self.newer_minor, self.read_only, self.compatible_flags, self.sections = read_head(
+            source, limits
         )
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
@@ -537,7 +531,7 @@ class Container:
 
     # ---------------------------------------------------------------- Frames that are decoded ahead
 
-    def _begin_following(self, ahead: FramesAhead[Frame], number: int) -> None:
+    def _begin_following(self, ahead: FramesAhead, number: int) -> None:
         """Begin the frames of the same kind that follow, as many as threads decode at once, and
         forget others of this kind.
         """
@@ -553,7 +547,7 @@ class Container:
         )
         self._begin(ahead, wanted[1:])
 
-    def _begin(self, ahead: FramesAhead[Frame], numbers: Iterable[int]) -> None:
+    def _begin(self, ahead: FramesAhead, numbers: Iterable[int]) -> None:
         begun = ahead.begun()
         for number in numbers:
             if number not in begun:

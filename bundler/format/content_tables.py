@@ -161,12 +161,9 @@ class PlacedNumbers(Struct, array_like=True, frozen=True, gc=False):
     spans: Raw
 
 
-class HelperNumbers(Struct, array_like=True, frozen=True, gc=False):
+class HelperNumbers(PlacedNumbers, array_like=True, frozen=True, gc=False):
     """A helper library, and the machine that it was built on."""
 
-    path: str
-    blob: Count
-    spans: Raw
     machine: str
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from msgspec import Struct
@@ -132,6 +132,7 @@ _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
+@total_ordering
 class Target(FrozenValue):
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
@@ -158,15 +159,6 @@ class Target(FrozenValue):
             if type(other) is Target
             else NotImplemented
         )
-
-    def __le__(self, other: Target) -> bool:
-        return self == other or self < other
-
-    def __gt__(self, other: Target) -> bool:
-        return other < self
-
-    def __ge__(self, other: Target) -> bool:
-        return other <= self
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.arch}"
@@ -431,22 +423,16 @@ def check_kernel(kernel: Kernel) -> Kernel:
         FormatError: a file occurs twice, or the binary or the metadata is missing, not unique, or
             no such file by its size.
     """
-    artifacts = kernel.artifacts
-    check_files(kernel.key, tuple(a.filename for a in artifacts), [a.size for a in artifacts])
-    return kernel
-
-
-def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> FileLayout:
-    """Return the layout of a kernel's files, given by name and size; raises as `check_kernel`."""
+    key, artifacts = kernel.key, kernel.artifacts
     names.check_kernel_key(key)
     try:
-        layout = file_layout(filenames)
+        layout = file_layout(tuple(a.filename for a in artifacts))
     except UnsafeName:
         raise
     except FormatError as error:
         raise FormatError(f"{key}: {error.message}", key=key) from None
-    check_sizes(key, layout, sizes)
-    return layout
+    check_sizes(key, layout, [a.size for a in artifacts])
+    return kernel
 
 
 def check_sizes(key: str, layout: FileLayout, sizes: Sequence[int]) -> None:

@@ -17,7 +17,6 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import Any, Generic, Protocol, TypeVar
 
 import zstandard
 from msgspec import Struct
@@ -32,7 +31,6 @@ _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 # Frames that are decoded at once.  Each takes some megabytes until it is used; with three or four,
 # restores on 16 processors differed by no more than from run to run.
 _AT_ONCE = 2
-T = TypeVar("T", bound="DecodableFrame")
 
 
 def processors(most: int) -> int:
@@ -65,19 +63,6 @@ class Section(Struct, array_like=True, frozen=True, gc=False):
     sha256: bytes
     blobs: tuple[Count, ...] = ()
     prefix: tuple[int, ...] = ()
-
-    def to_wire(self) -> list[Any]:
-        """Return the positional form."""
-        return [
-            self.kind,
-            self.codec,
-            self.offset,
-            self.stored_bytes,
-            self.raw_bytes,
-            self.sha256,
-            list(self.blobs),
-            list(self.prefix),
-        ]
 
 
 class Frame:
@@ -181,19 +166,12 @@ def frame_bytes(data: bytes) -> int:
     return position + _CHECKSUM_BYTES
 
 
-class DecodableFrame(Protocol):
-    """A frame that is prepared; `decode` may be called by any thread, once."""
-
-    def decode(self) -> None:
-        """Decode it."""
-
-
-class _FrameTask(Generic[T]):
+class _FrameTask:
     """A frame that is decoded by the thread that takes it first."""
 
     __slots__ = ("_ended", "_taken", "decoded", "decoding")
 
-    def __init__(self, decoding: T) -> None:
+    def __init__(self, decoding: Frame) -> None:
         self.decoding, self.decoded = decoding, False
         self._taken, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         self._ended.acquire()
@@ -224,7 +202,7 @@ class _FrameTask(Generic[T]):
             return
 
 
-class FramesAhead(Generic[T]):
+class FramesAhead:
     """Frames that are decoded ahead, each until somebody takes it.
 
     Threads begin when there is something to do, and end when nothing is left.  Safe under threads.
@@ -232,11 +210,11 @@ class FramesAhead(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[int, _FrameTask[T]] = {}
-        self._waiting: deque[_FrameTask[T]] = deque()
+        self._tasks: dict[int, _FrameTask] = {}
+        self._waiting: deque[_FrameTask] = deque()
         self._renew()
 
-    def begin(self, number: int, decoding: T, threads: int) -> None:
+    def begin(self, number: int, decoding: Frame, threads: int) -> None:
         """Have a frame decoded by one of so many threads, or by who takes it, if that is sooner."""
         task = _FrameTask(decoding)
         self._tasks[number] = task
@@ -253,7 +231,7 @@ class FramesAhead(Generic[T]):
                 with self._gate:
                     self._running -= 1
 
-    def take(self, number: int) -> T | None:
+    def take(self, number: int) -> Frame | None:
         """Return a frame that is decoded, and wait for it; None where it was not begun, or could
         not be decoded.
         """
@@ -287,7 +265,7 @@ class FramesAhead(Generic[T]):
         """Let go of all frames; calling it twice is fine."""
         self.forget([*self._here()])
 
-    def _here(self) -> dict[int, _FrameTask[T]]:
+    def _here(self) -> dict[int, _FrameTask]:
         """Return the frames of this process."""
         if self._process != os.getpid():
             self._renew()

@@ -183,7 +183,7 @@ class LaunchSpec:
         # As a reader will see it: what would not come back is refused here, where one kernel can be
         # left out.
         packed = wire.pack([*values.values(), descriptors.to_wire()])
-        return _spec_from_wire(wire.unpack(packed, "metadata", _SPEC_LIMITS), None)
+        return LaunchSpec.from_wire(wire.unpack(packed, "metadata", _SPEC_LIMITS), None)
 
     def require_facts(self) -> LaunchFacts:
         """Return the launch facts.
@@ -208,7 +208,8 @@ class LaunchSpec:
     @staticmethod
     def from_wire(data: Any, facts: LaunchFacts | None, *, open_ended: bool = False) -> LaunchSpec:
         """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
-        return _spec_from_wire(data, facts, open_ended=open_ended)
+        *values, descriptors = wire.fields(data, "launch spec", *_SPEC_KINDS, open_ended=open_ended)
+        return LaunchSpec(*values, Value.from_wire(descriptors), facts)  # type: ignore[call-arg, arg-type, unused-ignore]
 
 
 _SPEC_VALUES = attrgetter(*[field.name for field in fields(LaunchSpec) if field.name != "facts"])
@@ -230,28 +231,7 @@ _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
 # In a manifest a launch spec lies inside three arrays: content, kernels, kernel.
 _SPEC_LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
 _MAYBE = (int, type(None))
-_SPEC_KINDS: tuple[Any, ...] = (
-    str,
-    int,
-    int,
-    int,
-    int,
-    _MAYBE,
-    _MAYBE,
-    _MAYBE,
-    _MAYBE,
-    _MAYBE,
-    bool,
-    bool,
-    list,
-)
-
-
-def _spec_from_wire(
-    data: Any, facts: LaunchFacts | None, *, open_ended: bool = False
-) -> LaunchSpec:
-    *values, descriptors = wire.fields(data, "launch spec", *_SPEC_KINDS, open_ended=open_ended)
-    return LaunchSpec(*values, Value.from_wire(descriptors), facts)  # type: ignore[call-arg, arg-type, unused-ignore]
+_SPEC_KINDS: tuple[Any, ...] = (str, *[int] * 4, *[_MAYBE] * 5, bool, bool, list)
 
 
 @dataclass(frozen=True, repr=False)

@@ -120,21 +120,9 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
         """Return what it stands for; `name` is the entry point where the row names none."""
         from bundler.format.launch_spec import LaunchSpec
 
-        return LaunchSpec(
-            name if self.entry is None else self.entry,
-            self.num_warps,
-            self.num_ctas,
-            self.warp_size,
-            self.shared_bytes,
-            self.tmem_columns,
-            self.global_scratch_bytes,
-            self.global_scratch_align,
-            self.profile_scratch_bytes,
-            self.profile_scratch_align,
-            self.cooperative,
-            self.pdl,
-            value_of(bytes(self.tensor_descriptors)),
-        )
+        entry, *figures, descriptors = msgspec.structs.astuple(self)
+        value = value_of(bytes(descriptors))
+        return LaunchSpec(name if entry is None else entry, *figures, value)  # type: ignore[call-arg]
 
 
 def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> "Value":
@@ -163,22 +151,20 @@ _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 NAME = "*"
 
 
-class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
-    """What is a kernel's own: the blob of each file, spans, and runs of pieces; None where the
-    compile was not recorded.
+class FileReferences(Struct, array_like=True, frozen=True, gc=False):
+    """The files of a kernel: the blob of each, and spans; for who wants no more, what follows is not
+    decoded.
     """
 
     blobs: tuple[Count, ...]
     spans: tuple[int, ...]
+
+
+class KernelReferences(FileReferences, array_like=True, frozen=True, gc=False):
+    """What is a kernel's own: its files, and runs of pieces; None where the compile was not recorded."""
+
     facts: tuple[Count, ...] | None
     parts: tuple[Count, ...] | None
-
-
-class FileReferences(Struct, array_like=True, frozen=True, gc=False):
-    """The first two of them, for who wants no more: what follows is not decoded."""
-
-    blobs: tuple[Count, ...]
-    spans: tuple[int, ...]
 
 
 class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
@@ -683,29 +669,19 @@ class LazyKernel(Kernel):
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
         filenames, numbers, flat = self.stored_numbers(keep)
-        digests, sizes, width = (
-            self._source.blobs.digests,
-            self._source.blobs.sizes,
-            DIGEST_BYTES,
-        )
+        table = self._source.blobs
         spans = _spans_in_order(flat, len(numbers)) if flat else repeat(())
         # Each has one for each file, and the last may have no end.
-        return zip(  # noqa: B905
-            filenames,
-            [digests[number * width : number * width + width] for number in numbers],
-            [sizes[number] for number in numbers],
-            spans,
-        )
+        return zip(filenames, table.digests_of(numbers), table.sizes_of(numbers), spans)  # noqa: B905
 
     def stored_files(self, keep: Keep = "all") -> StoredFiles:
         """Return what `files` yields, by columns."""
         filenames, numbers, spans = self.stored_numbers(keep)
-        table, width = self._source.blobs, DIGEST_BYTES
-        digests, sizes = table.digests, table.sizes
+        table = self._source.blobs
         return StoredFiles(
             filenames,
-            tuple([digests[number * width : number * width + width] for number in numbers]),
-            sum([sizes[number] for number in numbers]),
+            tuple(table.digests_of(numbers)),
+            sum(table.sizes_of(numbers)),
             spans,
             file_layout(filenames),
         )
@@ -713,8 +689,8 @@ class LazyKernel(Kernel):
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
         binary, source, row = self._order.layout.binary, self._source, self._row
-        start = source.references(row).blobs[binary] * DIGEST_BYTES
-        return source.filenames(row)[binary], source.blobs.digests[start : start + DIGEST_BYTES]
+        digest = source.blobs.digest(source.references(row).blobs[binary])
+        return source.filenames(row)[binary], digest
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""

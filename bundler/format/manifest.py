@@ -121,12 +121,9 @@ class Content(Summarized, FrozenValue):
                 f"{k.key}/{name}" for k in self.kernels if k.key in shared for name, *_ in k.files()
             ]
         _refuse_repeats("path", paths)
-        folders = {
-            path[:end] for path in paths for end, character in enumerate(path) if character == "/"
-        }
-        for path in paths:
-            if path in folders:
-                raise FormatError(f"path {path!r} is a file and a directory at once", name=path)
+        path = names.path_with_members(paths)
+        if path is not None:
+            raise FormatError(f"path {path!r} is a file and a directory at once", name=path)
 
     @property
     def kernel_keys(self) -> Sequence[str]:

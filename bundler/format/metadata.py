@@ -17,7 +17,7 @@ from bundler.format import names
 from bundler.format.limits import check_metadata_size
 
 #: In the metadata of a kernel that was placed for a function which only moved: the key of the
-#: kernel that was recorded (`bundler/lifecycle/moved_kernels.py`).
+#: kernel that was recorded (`bundler/lifecycle/rekeyed_kernels.py`).
 MOVED_FROM = "bundler_moved_from"
 # Far above what Triton nests, and far below what Python's own recursion limit refuses: where that
 # strikes depends on who calls, so a kernel would be sound for one reader and broken for the next.

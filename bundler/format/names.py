@@ -9,7 +9,7 @@ before they use a name.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from bundler.errors import UnsafeName
@@ -85,6 +85,16 @@ def check_relative_path(path: str) -> str:
     for part in parts:
         check_file_name(part)
     return path
+
+
+def path_with_members(paths: Collection[str], folders: Iterable[str] = ()) -> str | None:
+    """Return the first of these paths in which another one lies, or that is one of these folders;
+    None when there is none.
+    """
+    taken = {
+        path[:end] for path in paths for end, character in enumerate(path) if character == "/"
+    } | {*folders}
+    return next((path for path in paths if path in taken), None)
 
 
 def is_kernel_key(name: str) -> bool:

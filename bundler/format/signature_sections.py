@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
+from msgspec.structs import replace
+
 from bundler.errors import ConfigError, LimitExceeded, UnsupportedVersion
 from bundler.format import wire
 from bundler.format.bundle_file import replace_file
 from bundler.format.cached_properties import cached_property
-from bundler.format.container import HEADER, HEADER_BYTES, MAGIC, SIGNATURES, STORED
+from bundler.format.container import HEADER_BYTES, SIGNATURES, STORED, write_end
 from bundler.format.digest import sha256
 from bundler.format.frames import Section
 from bundler.format.summary import count
@@ -161,18 +163,7 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
         places[number] = len(rows)
         out.write(container.stored(section))
         prefix = tuple(places[place] for place in section.prefix)
-        rows.append(
-            Section(
-                section.kind,
-                section.codec,
-                position,
-                section.stored_bytes,
-                section.raw_bytes,
-                section.sha256,
-                section.blobs,
-                prefix,
-            )
-        )
+        rows.append(replace(section, offset=position, prefix=prefix))
         position += section.stored_bytes
     for envelope in envelopes:
         out.write(envelope)
@@ -180,12 +171,7 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
             Section(SIGNATURES, STORED, position, len(envelope), len(envelope), sha256(envelope))
         )
         position += len(envelope)
-    table = wire.pack([row.to_wire() for row in rows])
-    out.write(table)
-    flags = (0, 0, container.compatible_flags)
-    head = HEADER.pack(MAGIC, container.major, container.minor, *flags, position, len(table))
-    out.seek(0)
-    out.write(head + sha256(head + table))
+    write_end(out, rows, position, container.compatible_flags)
 
 
 def _check_bounds(sizes: Sequence[int]) -> None:

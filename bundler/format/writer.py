@@ -13,24 +13,21 @@ from typing import BinaryIO
 import zstandard
 
 from bundler.errors import ConfigError
-from bundler.format import names, wire
+from bundler.format import names
 from bundler.format.container import (
     CONTENT,
     FRAME_TARGET_BYTES,
-    HEADER,
     HEADER_BYTES,
     HELPERS,
     IR,
     LAUNCH,
-    MAGIC,
-    MAJOR,
-    MINOR,
     OBSERVED,
     OPAQUE,
     STORED,
     TUNING,
     ZSTD,
     ZSTD_LEVEL,
+    write_end,
 )
 from bundler.format.digest import digest_raw, sha256
 from bundler.format.frames import Section, dictionary
@@ -168,11 +165,7 @@ def write_container(
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
         codec, data = _compress(raw_bytes, level)
         put(kind, codec, data, len(raw_bytes), [], [])
-    table = wire.pack([section.to_wire() for section in sections])
-    out.write(table)
-    head = HEADER.pack(MAGIC, MAJOR, MINOR, 0, 0, 0, position, len(table))
-    out.seek(0)
-    out.write(head + sha256(head + table))
+    write_end(out, sections, position)
 
 
 def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) -> list[int]:

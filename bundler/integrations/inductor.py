@@ -22,15 +22,15 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
 from bundler.format.manifest import Observation
-from bundler.format.program_paths import is_cache_path
+from bundler.format.opaque_files import is_cache_path
 from bundler.format.summary import plural
 from bundler.integrations.inductor_generated import compile_generated, load_generated
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.directory_pack import pack, single_files
 from bundler.lifecycle.kernel_placement import Trust
-from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.lifecycle_reports import Only, RestoreReport
 from bundler.lifecycle.restoration import restore
-from bundler.lifecycle.restore_plan import Only, opened
+from bundler.lifecycle.restore_plan import opened
 from bundler.project import install
 from bundler.toolchain import directories, identity
 from bundler.toolchain.inductor import inductor_caches, inductor_tuners

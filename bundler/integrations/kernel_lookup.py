@@ -340,7 +340,7 @@ def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKe
     """Return a recorded kernel of a function that only moved, under the key that Triton asks for;
     None where there is none.
 
-    `lifecycle/moved_kernels.py` proves that it differs in lines alone.
+    `lifecycle/rekeyed_kernels.py` proves that it differs in lines alone.
 
     Args:
         key: what Triton asks for.
@@ -351,7 +351,7 @@ def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKe
         StoreUnavailable, AccessDenied: the store cannot be read.
     """
     # Few sessions ask for such kernels.
-    from bundler.lifecycle.moved_kernels import moved_kernel
+    from bundler.lifecycle.rekeyed_kernels import moved_kernel
     from bundler.toolchain.keys.capture import key_parts
 
     function: Any = getattr(frame.src, "fn", None)

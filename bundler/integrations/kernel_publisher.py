@@ -178,7 +178,8 @@ def bundle_of(kernels: Sequence[MadeKernel], keep: Keep) -> Bundle:
 
 
 def _observation(event: SpooledEvent) -> Observation:
-    from bundler.lifecycle.recorded_kernels import RecordedKernel
+    from bundler.lifecycle.bundle_builder import observation_of
 
+    root = os.path.dirname(os.path.abspath(event.directory))
     devices = set() if event.device is None else {event.device}
-    return RecordedKernel(event.directory, "", devices, times_us=event.stage_times_us).observation
+    return observation_of(root, devices, event.stage_times_us)

@@ -15,7 +15,7 @@ from typing import Any
 from bundler.integrations.session_counters import Counters
 from bundler.integrations.user_directories import write_whole
 from bundler.lifecycle.machine_store import Store
-from bundler.lifecycle.tuning.tuning_savings import tuning_counters
+from bundler.lifecycle.tuning_directory import tuning_counters
 from bundler.toolchain import instances
 
 PID = "{pid}"

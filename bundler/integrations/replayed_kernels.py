@@ -166,7 +166,7 @@ def _replayed(
     began = time.monotonic()
     moved_from: dict[str, str] = {}
     if moved:
-        from bundler.lifecycle.moved_kernels import moved_in  # few ask for it
+        from bundler.lifecycle.rekeyed_kernels import moved_in  # few ask for it
 
         bundle, moved_from = moved_in(bundle)
     places, allowed = tuple(dict.fromkeys(roots)), None if modules is None else tuple(modules)

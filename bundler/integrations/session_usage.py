@@ -43,8 +43,7 @@ class UsedKernels:
     def gather(self, keep: Keep) -> Bundle:
         """Return everything as a bundle; what could not be read is left out."""
         # At the end of the session, when nobody waits for a kernel.
-        from bundler.lifecycle.collection import collect_recorded
-        from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
+        from bundler.lifecycle.recorder import JIT_CACHE, RecordedKernels, collect_recorded
         from bundler.toolchain.inductor import inductor_tuners
         from bundler.toolchain.recording import loaded_kernels
 

@@ -3,7 +3,7 @@
  * begin_reading(paths, most_files, most_bytes, threads): begins to read directories of a few small
  * files, as kernels have.
  *
- * bundler/lifecycle/kernel_reader.py says what for.  It returns at once, a Reading.  Threads of our
+ * bundler/lifecycle/kernel_directory.py says what for.  It returns at once, a Reading.  Threads of our
  * own list the files first; then `go_on` makes room for them, which needs the interpreter, and
  * threads read and hash them; `finish` has them.  Python looks at kernels that were read before
  * meanwhile.  Anything out of the ordinary is left to Python, which knows what to say about it.

@@ -27,7 +27,7 @@ from typing import Any
 from msgspec import Struct
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.binaries.device_elf import (
+from bundler.format.device_elf import (
     INFO,
     ElfSection,
     amd_kernel,
@@ -175,15 +175,15 @@ def _row_named(
 
 
 def _size_of(row: ElfSection | None, entry: str) -> int:
-    return _bounded(row.size, "bytes of memory", entry) if row else 0
-
-
-def _bounded(figure: int, what: str, entry: str) -> int:
-    if figure > _MOST:
+    size = row.size if row is not None else 0
+    if size > _MOST:
         raise LimitExceeded(
-            f"{entry}: {figure} {what} in the device binary", kernel=entry, limit=_MOST, got=figure
+            f"{entry}: {size} bytes of memory in the device binary",
+            kernel=entry,
+            limit=_MOST,
+            got=size,
         )
-    return figure
+    return size
 
 
 def _counts_of(info: bytes, symbol: int, entry: str) -> dict[int, int]:
@@ -245,13 +245,9 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
     if architecture in _UNIFIED | _APART:
         granule = 8 if architecture in _UNIFIED else 4
         allocated = ((first & _VECTOR_BITS) + 1) * granule
-        _check_room(".vgpr_count", vectors, allocated, entry)
-        _check_room(
-            ".sgpr_count",
-            scalars,
-            ((first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1) * _SCALAR_GRANULE,
-            entry,
-        )
+        _agree(".vgpr_count", vectors, allocated, entry, room=True)
+        granules = (first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1
+        _agree(".sgpr_count", scalars, granules * _SCALAR_GRANULE, entry, room=True)
     if architecture in _UNIFIED and accumulation:
         # Where the accumulation registers begin in the file that both share.
         begin = ((third & _VECTOR_BITS) + 1) * _OFFSET_GRANULE
@@ -270,24 +266,14 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
     )
 
 
-def _check_room(key: str, noted: int, described: int, entry: str) -> None:
-    """Refuse a kernel that is given fewer registers than it says it takes; more is how
-    `waves_per_eu` keeps others away.
+def _agree(key: str, noted: int, described: int, entry: str, *, room: bool = False) -> None:
+    """Refuse a kernel whose descriptor has another figure; or, of room, less than it says it takes:
+    more is how `waves_per_eu` keeps others away.
     """
-    if noted > described:
+    if noted > described or (noted != described and not room):
         raise FormatError(
-            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates"
-            f" {described}",
-            kernel=entry,
-            key=key,
-        )
-
-
-def _agree(key: str, noted: int, described: int, entry: str) -> None:
-    if noted != described:
-        raise FormatError(
-            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor has"
-            f" {described}",
+            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor"
+            f" {'allocates' if room else 'has'} {described}",
             kernel=entry,
             key=key,
         )

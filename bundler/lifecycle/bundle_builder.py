@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from bundler.errors import FormatError, MergeConflict, UnsafeName
+from bundler.errors import BundlerError, FormatError, MergeConflict, UnsafeName
 from bundler.format import names, sentinel
-from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.bundle import Bundle, MemoryBlobs, with_parts
 from bundler.format.bundle_union import merge
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
@@ -31,7 +32,13 @@ from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.metadata import MOVED_FROM
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
-from bundler.toolchain import identity
+from bundler.package_loggers import logger
+from bundler.toolchain import directories, identity
+
+if TYPE_CHECKING:
+    from bundler.toolchain.events import CompileEvent
+
+_log = logger("bundler.lifecycle")
 
 NOT_NEEDED = "not needed to launch (keep='launch')"
 MOVED = (
@@ -47,6 +54,41 @@ class KnownFacts:
     toolchain: Toolchain
     launch: bytes | None = None
     parts: bytes | None = None
+
+
+def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
+    """Return what a compile in this process tells about its kernel; what cannot be had goes to
+    `problems`.
+    """
+    from bundler.toolchain.keys import capture  # who packs has seen no compile
+
+    toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
+    if event.options is None or event.env_vars is None:
+        problems.append((event.key, "launch facts: the compile's options could not be seen"))
+        return KnownFacts(toolchain)
+    try:
+        launch = capture.launch_facts(event.src, event.options).to_bytes()
+        parts = capture.key_parts(
+            event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
+        ).to_bytes()
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:
+        # A source kind that a later Triton brings; the kernel itself is still good for a hit.
+        _log.warning("no launch facts for %s (%s): %r", event.name, event.key, error)
+        problems.append((event.key, f"launch facts: {type(error).__name__}: {error}"))
+        return KnownFacts(toolchain)
+    return KnownFacts(toolchain, launch, parts)
+
+
+def observation_of(
+    root: str, devices: Iterable[int], times_us: tuple[tuple[str, int], ...]
+) -> Observation:
+    """Return what goes into the observed part of a manifest for a kernel of a cache directory."""
+    layout = directories.inductor_layout(root)
+    return Observation(
+        tuple(sorted(devices if layout is None else {layout[1]})),
+        ("triton" if layout is None else "inductor",),
+        times_us,
+    )
 
 
 @dataclass
@@ -236,10 +278,5 @@ def join(
     whole = (
         bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
     )
-    return Bundle(
-        whole.content,
-        whole.observed,
-        whole.blobs,
-        variants_dropped=whole.variants_dropped,
-        left_out=tuple(sorted(set(left_out))),
-    )
+    told = tuple(sorted(set(left_out)))
+    return with_parts(whole, whole.content, whole.observed, left_out=told)

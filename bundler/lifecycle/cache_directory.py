@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING, Literal
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import BlobSource, Keep
-from bundler.format.bundle_file import cleaned_up, os_errors, typed
+from bundler.format.bundle_file import (
+    cleaned_up,
+    open_regular,
+    os_errors,
+    typed,
+    unlink_if_there,
+)
 from bundler.format.entries import Kernel
 from bundler.format.frames import processors
 from bundler.format.limits import DEFAULT_LIMITS, MIB
@@ -273,7 +279,7 @@ class CacheDirectory:
                 _create(temporary, target)
 
             try:
-                cleaned_up(write_and_link, lambda: _unlink(temporary))
+                cleaned_up(write_and_link, lambda: unlink_if_there(temporary))
             except FileExistsError:
                 return False if _holds(target, chunks()) else None
         return True
@@ -466,15 +472,8 @@ def remove_leftover(path: str) -> None:
         os.unlink(path)
 
 
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
 def _holds(path: str, chunks: Iterable[bytes]) -> bool:
     """Tell whether a regular file, to which no link leads, holds these bytes."""
-    from bundler.format.bundle_file import open_regular
-
     try:
         opened = open_regular(path, links=False)
     except OSError:

@@ -2,8 +2,8 @@
 """Makes a bundle from a Triton or Inductor cache directory that somebody else filled.
 
 Users and the command `pack` call `pack`; so does `bundler.integrations.inductor`, for the
-directories of this process.  A recording finds files that belong to no kernel with `single_files`
-and `tuning_results` (`collection.py`); `family_pack.py` takes kernels with `pack_kernels`.
+directories of this process.  A recording takes what it finds with `add_found`
+and `tuning_results` (`recorder.py`); `family_pack.py` takes kernels with `pack_kernels`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from bundler.errors import ConfigError, NotFound
+from bundler.errors import NotFound
 from bundler.format import names
-from bundler.format.binaries.source_stripping import Strip, check_strip, strip_source
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import Bundle, Keep, check_keep
 from bundler.format.bundle_file import os_errors
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
-from bundler.lifecycle.kernel_directory import Rejected, read_kernels
-from bundler.lifecycle.tuning.tuning_directory import FOLDER, TuningFolder, with_tunings
+from bundler.format.source_stripping import Strip, check_strip, strip_source
+from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, KnownFacts, join
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels, walk_files
+from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
 
 KERNEL_SUBDIRECTORY = "triton"
 Watch = Callable[[int, int], object]
@@ -54,8 +54,7 @@ def pack(
         NotFound: no such directory, or it holds no kernels.
         AccessDenied: the directory cannot be read.
     """
-    if keep not in ("all", "launch"):
-        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    check_keep(keep)
     check_strip(strip)
     packed = _pack(os.fspath(directory), keep, watch)
     return packed if strip is None else strip_source(packed)
@@ -105,18 +104,27 @@ def pack_kernels(
         elif name != FOLDER:
             builder.left_out.append((name, "not a kernel directory"))
     paths = [os.path.join(root, key) for key in keys]
-    for done, (key, path, found) in enumerate(
-        zip(keys, paths, read_kernels(paths), strict=True), 1
-    ):
-        # What is a kernel holds other files, too.
-        singles = single_files(path) if isinstance(found, Rejected) else []
-        for child in singles:
-            builder.add_single(key, child)
-        if not singles:
-            builder.add_found(key, found, observation)
+    for done, (key, found) in enumerate(zip(keys, read_kernels(paths), strict=True), 1):
+        add_found(builder, key, found, observation)
         if watch is not None:
             watch(done, len(keys))
     return builder
+
+
+def add_found(
+    builder: Builder,
+    key: str,
+    found: KernelFiles | Rejected,
+    observation: Observation,
+    facts: KnownFacts | None = None,
+) -> None:
+    """Take what was found in a key directory: a kernel, or files that belong to none."""
+    # What is a kernel holds other files, too.
+    singles = single_files(os.path.join(builder.root, key)) if isinstance(found, Rejected) else []
+    for child in singles:
+        builder.add_single(key, child)
+    if not singles:
+        builder.add_found(key, found, observation, facts)
 
 
 def single_files(directory: str) -> list[str]:
@@ -145,7 +153,8 @@ def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
     """
     builder = Builder(root, keep)
     kernels = {f"{KERNEL_SUBDIRECTORY}/{device}" for device in devices}
-    for path in _files_beside_kernels(root, kernels, builder.left_out):
+    # A link to a directory is not followed; as a file it is refused with that reason.
+    for path in walk_files(root, lambda path: path not in kernels, builder.left_out):
         if path.endswith(names.BEST_CONFIG_SUFFIX):
             builder.add_file(path, TuningFile)
         elif path.endswith(".lock") or any(part.startswith("tmp") for part in path.split("/")):
@@ -155,21 +164,3 @@ def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
         else:
             builder.add_file(path, Opaque)
     return builder
-
-
-def _files_beside_kernels(
-    root: str, kernels: set[str], left_out: list[tuple[str, str]]
-) -> Iterator[str]:
-    def unreadable(error: OSError) -> None:
-        left_out.append((os.path.relpath(error.filename, root), f"cannot read: {error.strerror}"))
-
-    for folder, subfolders, files in os.walk(root, onerror=unreadable):
-        inside = os.path.relpath(folder, root)
-
-        def path(name: str, inside: str = inside) -> str:
-            return name if inside == "." else f"{inside}/{name}"
-
-        subfolders[:] = sorted(name for name in subfolders if path(name) not in kernels)
-        # Links to directories are not followed; as files they are refused with that reason.
-        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
-        yield from map(path, sorted([*files, *links]))

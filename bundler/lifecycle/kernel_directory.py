@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads kernel directories as Triton left them: `read_kernel` returns `KernelFiles`, complete and
-from one compile, or `Rejected`; `read_kernels` does so for many.
+from one compile, or `Rejected`; `read_kernels` does so for many, whose files threads read while the
+caller looks at those that were read before.
 
 Collecting and packing read directories with it; restores read what is in place already, and ask
 `why_unreadable` before they write whether Triton could read the result.
@@ -9,22 +10,25 @@ Collecting and packing read directories with it; restores read what is in place 
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
-from typing import Any
+from itertools import islice, pairwise, repeat
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from bundler.errors import UnsafeName
 from bundler.format import names
-from bundler.format.binaries.device_elf import why_unusable
+from bundler.format.device_elf import why_unusable
 from bundler.format.entries import Target
-from bundler.format.limits import DEFAULT_LIMITS, METADATA_BYTES, Limits
+from bundler.format.frames import processors
+from bundler.format.limits import DEFAULT_LIMITS, METADATA_BYTES, MIB, Limits
 from bundler.format.metadata import is_readable_head, parse_metadata
 from bundler.format.summary import count
 
@@ -35,23 +39,22 @@ _SOURCES_LOOKED_FOR = 1000
 _SHOWN_CHARACTERS = 200
 # Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# How each text names source files: (directory, file) or (path).  Each begins with its literal, and
-# looks behind that afterwards: the other way round the search takes ten times as long, and it goes
-# over every text there is. Compiled when first used: a restore reads no texts.
+# How each text names source files: what every place begins with, and (directory, file) or (path)
+# behind it.  A pattern begins with the same literal, and looks behind that afterwards: the other way
+# round the search takes ten times as long, and it goes over every text there is.  Compiled when first
+# used: a restore reads no texts.
 _SOURCES = {
-    "ttir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
-    "ttgir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
-    "llir": rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"',
-    "ptx": rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"',
-    "amdgcn": rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"',
-}
-# How each of them begins, which the patterns look behind for what stands before it.
-_BEGINNINGS = {
-    "ttir": b'loc("',
-    "ttgir": b'loc("',
-    "llir": b"!DIFile(",
-    "ptx": b".file",
-    "amdgcn": b".file",
+    "ttir": (b'loc("', rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
+    "ttgir": (b'loc("', rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
+    "llir": (
+        b"!DIFile(",
+        rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"',
+    ),
+    "ptx": (b".file", rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
+    "amdgcn": (
+        b".file",
+        rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"',
+    ),
 }
 _ASSEMBLY = {"ptx", "amdgcn"}
 _NO_FILE = b"<unknown>"
@@ -162,13 +165,11 @@ def read_kernels(
     directories: Sequence[str], limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[KernelFiles | Rejected]:
     """Yield what `read_kernel` returns for each directory; the next ones are read meanwhile."""
-    from bundler.lifecycle.kernel_reader import read_ahead  # a restore reads none
-
     for directory, read in zip(directories, read_ahead(directories, limits), strict=True):
-        found = (
-            read_kernel(directory, limits) if read is None else _kernel_of(directory, *read, limits)
-        )
-        yield found
+        if read is None:
+            yield read_kernel(directory, limits)
+        else:
+            yield _kernel_of(directory, *read, limits)
 
 
 def _kernel_of(
@@ -290,6 +291,29 @@ def read_file(
     return data if len(data) <= limits.file_bytes else Rejected(_too_large(name, limits))
 
 
+def walk_files(
+    root: str, enters: Callable[[str], bool], left_out: list[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield the files below a directory by their paths relative to it; a link to a directory is one
+    of them.
+
+    Args:
+        root: the directory.
+        enters: whether what is in a directory is wanted, by its path.
+        left_out: gets (path, reason) of directories that cannot be listed.
+    """
+
+    def unreadable(error: OSError) -> None:
+        left_out.append((os.path.relpath(error.filename, root), f"cannot read: {error.strerror}"))
+
+    for folder, subfolders, files in os.walk(root, onerror=unreadable):
+        inside = os.path.relpath(folder, root)
+        base = "" if inside == os.curdir else f"{inside}/"
+        subfolders[:] = [name for name in sorted(subfolders) if enters(base + name)]
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        yield from (base + name for name in sorted([*files, *links]))
+
+
 def _children(data: bytes | Rejected) -> dict[str, str] | None:
     if isinstance(data, Rejected):
         return None
@@ -409,11 +433,14 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
 
 
 def _named_sources(kind: str, data: bytes) -> set[bytes]:
+    if kind not in _SOURCES:
+        return set()
+    beginning, expression = _SOURCES[kind]
     # Names are at the end of some texts, and plain bytes are found quicker than patterns.
-    start = data.find(_BEGINNINGS[kind]) if kind in _BEGINNINGS else -1
+    start = data.find(beginning)
     if start < 0:
         return set()
-    pattern = re.compile(_SOURCES[kind])
+    pattern = re.compile(expression)
     if "folder" in pattern.groupindex:
         return _plain(
             os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start)
@@ -425,3 +452,87 @@ def _plain(paths: Iterable[bytes]) -> set[bytes]:
     # LLVM and ptxas escape other characters in different ways, which would look like two files;
     # what LLVM made itself it says is of no file.
     return {path for path in paths if path.isascii() and b"\\" not in path and path != _NO_FILE}
+
+
+# ------------------------------------------------------------------------------ Files read ahead
+#
+# The extension `_kernel_reader` reads and hashes, where it was built.  It answers only for
+# directories in which nothing is out of the ordinary; all others are read one by one, which tells
+# the reasons.
+
+DIRECTORIES_PER_BATCH = 32
+# What one batch may bring; the directories beyond are read one by one.
+BYTES_PER_BATCH = 32 * MIB
+# Of one batch the files are listed, and those of the one before it are read, while the caller looks
+# at a third.
+_BATCHES_AHEAD = 2
+_MOST_THREADS = 4
+
+# Bytes and raw digest of each file by name; no digests where the extension found no library that
+# computes them.
+Files = tuple[dict[str, bytes], Mapping[str, bytes]]
+
+
+class Reading(Protocol):
+    """Directories that are being read; not for two threads at once."""
+
+    def go_on(self) -> None:
+        """Wait until the files are listed, and begin to read them."""
+
+    def finish(self) -> list[Files | None]:
+        """Wait for all, and return what each directory holds, None for one that is to be read by
+        itself.
+        """
+
+
+# The last is how many threads read, or what `start_threads` of the extension returned.
+BeginReading = Callable[[tuple[bytes, ...], int, int, object], Reading]
+
+
+def compiled_reader() -> BeginReading | None:
+    """Return the extension's `begin_reading`, None where it was not built.
+
+    It takes paths, how many files a directory and how many bytes all of them may have, and threads;
+    with none the caller reads while it waits.  A directory is to be read by itself when there is
+    anything in it but regular files, when there are more or larger ones, when it cannot be read, or
+    when a file was replaced, written or added before the last one was read.
+    """
+    extension = _extension()
+    found: BeginReading | None = None if extension is None else extension.begin_reading
+    return found
+
+
+def _extension() -> Any:
+    try:
+        return importlib.import_module("bundler.lifecycle._kernel_reader")
+    except ImportError:
+        return None
+
+
+def read_ahead(directories: Sequence[str], limits: Limits) -> Iterator[Files | None]:
+    """Yield the files of each directory, or None for one that has to be read by itself."""
+    begin = compiled_reader()
+    if begin is None:
+        yield from repeat(None, len(directories))
+        return
+    # The group file is none of the files that are counted.
+    most = min(limits.files_per_kernel + 1, 4096)
+    available = processors(_MOST_THREADS)
+    threads = _extension().start_threads(available if available > 1 else 0)
+    under_way: deque[Reading] = deque()
+    for start in range(0, len(directories), DIRECTORIES_PER_BATCH):
+        paths = tuple(map(os.fsencode, directories[start : start + DIRECTORIES_PER_BATCH]))
+        under_way.append(begin(paths, most, BYTES_PER_BATCH, threads))
+        if len(under_way) > _BATCHES_AHEAD:
+            yield from _next_of(under_way)
+    while under_way:
+        yield from _next_of(under_way)
+
+
+def _next_of(under_way: deque[Reading]) -> list[Files | None]:
+    """Return what the oldest reading found; the one after it goes on meanwhile."""
+    oldest = under_way.popleft()
+    found = oldest.finish()
+    if under_way:
+        under_way[0].go_on()
+    return found

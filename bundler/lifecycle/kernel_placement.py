@@ -185,21 +185,8 @@ def localized(placement: Placement, directory: str, triton_dir: str | None) -> P
     metadata_bytes = metadata_growth + len(placement.contents[position])
     if metadata_bytes > METADATA_BYTES:
         check_metadata_size(metadata_bytes, names[position])
-    return Placement(
-        placement.key,
-        names,
-        placement.digests,
-        placement.size_bytes + growth,
-        placement.spans,
-        placement.binary,
-        position,
-        placement.contents,
-        placement.stored_metadata,
-        placement.compared,
-        placement.checked,
-        edits,
-        rewritten,
-    )
+    size_bytes = placement.size_bytes + growth
+    return replace(placement, size_bytes=size_bytes, edits=edits, rewritten=rewritten)
 
 
 def localize(

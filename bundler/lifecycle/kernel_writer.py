@@ -230,7 +230,7 @@ def _compare_first(
 
 def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
-    from bundler.format.binaries.device_elf import why_unusable
+    from bundler.format.device_elf import why_unusable
     from bundler.format.metadata import is_readable_head  # the extension looks itself
 
     _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel

@@ -26,10 +26,8 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import Trust
-from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.lifecycle_reports import Only, RestoreOptions, RestoreReport, TreeOptions
 from bundler.lifecycle.restoration import restore_with
-from bundler.lifecycle.restore_plan import Only, RestoreOptions
-from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_index import KernelIndex
@@ -83,15 +81,17 @@ class Store(BundleStore):
         return self._kernel_records
 
     def _kernel_index(self) -> KernelIndex:
-        policy = policy_in_force() if self.signatures is None else self.signatures
-        judge = partial(_code_allowed, policy)
+        judge = partial(_code_allowed, self._policy())
         return KernelIndex(self._backend, self.name, self._limits, judge)
+
+    def _policy(self) -> SignaturePolicy | None:
+        return policy_in_force() if self.signatures is None else self.signatures
 
     def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
         """Whether what is not signed, as single kernels and files are, may not be used; for code
         where either level is required.
         """
-        policy = policy_in_force() if self.signatures is None else self.signatures
+        policy = self._policy()
         asked = (
             () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
         )

@@ -2,6 +2,8 @@
 """`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children
 compile, as a bundle.
 
+A `RecordedKernel` is what four sources said of one kernel directory, `RecordedKernels` has all of
+them; `collect_recorded` turns them into a bundle and a report, for sessions too.
 Users call these functions; the launcher records with `recording` what a missing specialization
 makes it compile (`bundler/runtime/launch/compile_fallback.py`).
 """
@@ -10,31 +12,214 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
-from bundler.format.bundle import Bundle, Keep
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep, check_keep, with_parts
 from bundler.format.bundle_union import merge
 from bundler.format.candidate_timings import Tuning
+from bundler.format.entries import Kernel
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.summary import count, facts_html
-from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reasons
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join, known_facts, observation_of
+from bundler.lifecycle.directory_pack import add_found, tuning_results
 from bundler.lifecycle.directory_watch import DirectoryWatch
-from bundler.lifecycle.lifecycle_reports import RecordReport
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels
+from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.listeners import program_listeners, tuning_listeners
-from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
-from bundler.lifecycle.tuning.tuning_directory import with_tunings
-from bundler.toolchain import instances
+from bundler.lifecycle.tuning_directory import winners_in, with_tunings
+from bundler.toolchain import identity, instances
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.inductor import inductor_tuners
 from bundler.toolchain.recording import loaded_kernels
 from bundler.toolchain.recording.child_recording import ChildSpool
 from bundler.toolchain.recording.compile_listener import listening
+from bundler.toolchain.recording.spool_records import SpooledEvent
 
 if TYPE_CHECKING:
-    from bundler.format.binaries.source_stripping import Strip
+    from bundler.format.source_stripping import Strip
+
+LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache", "directories"
+
+
+@dataclass
+class RecordedKernel:
+    """One kernel directory, with everything that any source said about it."""
+
+    directory: str
+    source: str
+    devices: set[int] = field(default_factory=set)
+    hits: int = 0
+    compiles: int = 0
+    times_us: tuple[tuple[str, int], ...] = ()
+    event: CompileEvent | None = None
+    facts: KnownFacts | None = None
+
+    @property
+    def key(self) -> str:
+        """The kernel key."""
+        return os.path.basename(self.directory)
+
+    @property
+    def root(self) -> str:
+        """The cache directory."""
+        return os.path.dirname(self.directory)
+
+    def count(self, cache_hit: bool) -> None:
+        """Count one compile call."""
+        self.hits += cache_hit
+        self.compiles += not cache_hit
+
+
+class RecordedKernels:
+    """All of them by directory; the source that names a directory first is its `source`, later ones
+    add what they know.
+    """
+
+    def __init__(self) -> None:
+        self._by_directory: dict[str, RecordedKernel] = {}
+
+    def __iter__(self) -> Iterator[RecordedKernel]:
+        return iter(sorted(self._by_directory.values(), key=lambda recorded: recorded.directory))
+
+    def __contains__(self, directory: str) -> bool:
+        return os.path.abspath(directory) in self._by_directory
+
+    def add_event(self, event: CompileEvent, source: str) -> None:
+        """Add what the listener, or the JIT's own cache, says."""
+        recorded = self._at(event.directory, source)
+        if event.device is not None:
+            recorded.devices.add(event.device)
+        if source == LISTENER:
+            recorded.count(event.cache_hit)
+        if event.stage_times_us and not event.cache_hit:
+            recorded.times_us = event.stage_times_us
+        if recorded.event is None or recorded.event.options is None:
+            recorded.event = event
+
+    def add_spooled(self, event: SpooledEvent) -> None:
+        """Add what a child process wrote."""
+        recorded = self._at(event.directory, CHILDREN)
+        if event.device is not None:
+            recorded.devices.add(event.device)
+        recorded.count(event.cache_hit)
+        recorded.times_us = recorded.times_us or event.stage_times_us
+        if recorded.event is None and recorded.facts is None:
+            recorded.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
+
+    def add_directory(self, directory: str) -> None:
+        """Add a directory that appeared without a word from Triton."""
+        self._at(directory, DIRECTORIES)
+
+    def _at(self, directory: str, source: str) -> RecordedKernel:
+        path = os.path.abspath(directory)
+        return self._by_directory.setdefault(path, RecordedKernel(path, source))
+
+
+def collect_recorded(
+    kernels: RecordedKernels,
+    roots: Iterable[str],
+    keep: Keep,
+    environment: tuple[tuple[str, str], ...] | None = None,
+) -> tuple[Bundle, RecordReport]:
+    """Read every directory that was seen.
+
+    Args:
+        kernels: what was seen, and by whom.
+        roots: cache directories to search for results of Triton's tuner for the kernels found.
+        keep: `all`, or `launch` for device binaries, metadata and tuning files only.
+        environment: names and versions of the host that compiled; None for this process.
+
+    Returns:
+        The bundle, and a report that names whatever is not in it.
+    """
+    check_keep(keep)
+    builders: dict[str, Builder] = {}
+    seen = list(kernels)
+    for recorded, found in zip(
+        seen, read_kernels([recorded.directory for recorded in seen]), strict=True
+    ):
+        _take(recorded, found, builders.setdefault(recorded.root, Builder(recorded.root, keep)))
+    roots = list(roots)
+    _add_tuning_files(builders, roots, keep)
+    bundle = join(builders.values(), environment or identity.environment())
+    bundle = with_tunings(bundle, winners_in({*roots, *builders}, bundle))
+    return bundle, _reported(kernels, bundle)
+
+
+def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, RecordReport]:
+    """Return what the processes that wrote to a spool compiled."""
+    kernels = RecordedKernels()
+    add_spool(kernels, spool)
+    roots = {recorded.root for recorded in kernels}
+    # The children may run another Python than this process; what their records say of Triton is
+    # what is known.
+    releases = {
+        ("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release
+    }
+    host = tuple(
+        pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"}
+    )
+    bundle, report = collect_recorded(kernels, roots, keep, (*host, *sorted(releases)))
+    return bundle, replace(report, left_out=merge_reasons(report.left_out, spool.problems))
+
+
+def add_spool(kernels: RecordedKernels, spool: ChildSpool) -> None:
+    """Add everything that child processes wrote down."""
+    for event in spool.events():
+        kernels.add_spooled(event)
+    for file in spool.files():
+        if file.directory not in kernels:
+            kernels.add_directory(file.directory)
+
+
+def merge_reasons(*reasons: Iterable[tuple[str, str]]) -> Reasons:
+    """Return all reasons once, in order."""
+    return tuple(sorted({pair for group in reasons for pair in group}))
+
+
+def _take(recorded: RecordedKernel, found: KernelFiles | Rejected, builder: Builder) -> None:
+    facts = recorded.facts
+    seen = observation_of(recorded.root, recorded.devices, recorded.times_us)
+    if facts is None and recorded.event is not None:
+        facts = known_facts(recorded.event, builder.left_out)
+    add_found(builder, recorded.key, found, seen, facts)
+
+
+def _add_tuning_files(builders: dict[str, Builder], roots: Iterable[str], keep: Keep) -> None:
+    """Take results of Triton's tuner for the kernels we have, also those that were there before."""
+    wanted = {kernel.name for builder in builders.values() for kernel in builder.kernels}
+    for root in roots:
+        for key, name in tuning_results(root):
+            if name.removesuffix(names.AUTOTUNE_SUFFIX) in wanted:
+                builders.setdefault(root, Builder(root, keep)).add_single(key, name)
+
+
+def _reported(kernels: RecordedKernels, bundle: Bundle) -> RecordReport:
+    taken = {kernel.key for kernel in bundle.kernels}
+    sources = Counter({s.key: s.source for s in kernels if s.key in taken}.values())
+    return RecordReport(
+        sources=dict(sorted(sources.items())),
+        hits=sum(recorded.hits for recorded in kernels),
+        compiles=sum(recorded.compiles for recorded in kernels),
+        compile_seconds=sum(us for recorded in kernels for _, us in recorded.times_us) / 1e6,
+        left_out=bundle.left_out,
+        not_portable=tuple((k.key, name) for k in bundle.kernels for name in _unportable(k)),
+        without_facts=tuple(k.key for k in bundle.kernels if k.facts_bytes is None),
+    )
+
+
+def _unportable(kernel: Kernel) -> tuple[str, ...]:
+    facts = kernel.launch.facts
+    return () if facts is None else facts.unportable
+
+
+# -------------------------------------------------------------------------------------- Recordings
 
 
 class Recording:
@@ -160,24 +345,18 @@ class Recording:
         with self._lock:
             tunings, programs = list(self._tunings), sorted(self._programs)
         if programs:
-            from bundler.lifecycle.trees.family_pack import pack_programs  # few recordings have any
+            from bundler.lifecycle.family_pack import pack_programs  # few recordings have any
 
             packed = pack_programs(programs, keep)
             left_out = merge_reasons(left_out, packed.left_out)
             bundle = merge([bundle, packed])
         self.report = replace(report, left_out=left_out, errors=self._errors())
-        found = Bundle(
-            bundle.content,
-            bundle.observed,
-            bundle.blobs,
-            variants_dropped=bundle.variants_dropped,
-            left_out=left_out,
-        )
-        whole = with_tunings(found, tunings)
+        bundle = with_parts(bundle, bundle.content, bundle.observed, left_out=left_out)
+        whole = with_tunings(bundle, tunings)
         if strip is None:
             return whole
         # Who strips nothing needs none of it
-        from bundler.format.binaries.source_stripping import (
+        from bundler.format.source_stripping import (
             check_strip,
             strip_source,
         )

@@ -28,25 +28,26 @@ from bundler.format.limits import MIB
 from bundler.lifecycle.cache_directory import PlacementQueue, look_for_file
 from bundler.lifecycle.compatibility import MOST_THREADS, Questions, ThreadedCall
 from bundler.lifecycle.kernel_placement import Placement, Trust, localized, planned, read
-from bundler.lifecycle.lifecycle_reports import RestoreReport
-from bundler.lifecycle.restore_plan import (
-    KERNELS_PER_RUN,
+from bundler.lifecycle.lifecycle_reports import (
     NO_TREES,
-    NOTHING_TO_RESTORE,
-    Companion,
     Only,
     RestoreOptions,
+    RestoreReport,
+    TreeOptions,
+)
+from bundler.lifecycle.restore_plan import (
+    KERNELS_PER_RUN,
+    NOTHING_TO_RESTORE,
+    Companion,
     RestorePlan,
     opened,
 )
-from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.moved_kernels import Moved
-    from bundler.lifecycle.rekeyed_kernels import Rekeyed
-    from bundler.lifecycle.trees.tree_plan import TreePlan
+    from bundler.lifecycle.rekeyed_kernels import Moved, Rekeyed
+    from bundler.lifecycle.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 # A kernel, and what is wanted of it.
@@ -158,11 +159,9 @@ def _restored(
         # with.
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
-        changed = _rekeyed(source) if options.rekey else None
-        placed_of = changed.bundle if changed else source
-        moved = _moved(placed_of) if options.moved else None
+        changes = _changes(source, options) if options.rekey or options.moved else []
         give_way()
-        plan = RestorePlan(moved.bundle if moved else placed_of, options)
+        plan = RestorePlan(changes[-1].bundle if changes else source, options)
         report = restore_planned(plan, questions)
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
@@ -172,21 +171,19 @@ def _restored(
                 skipped=len(report.skipped),
                 bytes=report.bytes,
             )
-    report = changed.told(report) if changed else report
-    report = moved.told(report) if moved else report
+    for change in changes:
+        report = change.told(report)
     return replace(report, signatures=admission.line) if admission.line else report
 
 
-def _rekeyed(bundle: Bundle) -> Rekeyed:
-    from bundler.lifecycle.rekeyed_kernels import derive  # few ask for it
+def _changes(bundle: Bundle, options: RestoreOptions) -> list[Rekeyed | Moved]:
+    """Return what is restored in place of a bundle, one step after the other."""
+    from bundler.lifecycle import rekeyed_kernels  # few ask for it
 
-    return derive(bundle)
-
-
-def _moved(bundle: Bundle) -> Moved:
-    from bundler.lifecycle.moved_kernels import moved_in  # few ask for it
-
-    return moved_in(bundle)
+    changes: list[Rekeyed | Moved] = [rekeyed_kernels.derive(bundle)] if options.rekey else []
+    if options.moved:
+        changes.append(rekeyed_kernels.moved_in(changes[0].bundle if changes else bundle))
+    return changes
 
 
 def restore_planned(plan: RestorePlan, questions: Questions | None) -> RestoreReport:
@@ -199,7 +196,7 @@ def restore_planned(plan: RestorePlan, questions: Questions | None) -> RestoreRe
         if plan.trees is not None:
             _restore_trees(plan.trees, queue)
         if plan.bundle.tuning_records:
-            from bundler.lifecycle.tuning.tuning_directory import (
+            from bundler.lifecycle.tuning_directory import (
                 place_tunings,  # few bundles have any
             )
 

@@ -20,21 +20,23 @@ from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.kernel_placement import Trust
-from bundler.lifecycle.lifecycle_reports import CheckReport
-from bundler.lifecycle.restore_plan import (
+from bundler.lifecycle.lifecycle_reports import (
     NO_TREES,
-    NOTHING_TO_RESTORE,
-    Companion,
+    CheckReport,
     Only,
     RestoreOptions,
+    TreeOptions,
+)
+from bundler.lifecycle.restore_plan import (
+    NOTHING_TO_RESTORE,
+    Companion,
     RestorePlan,
     opened,
 )
-from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.trees.tree_plan import TreePlan
+    from bundler.lifecycle.tree_plan import TreePlan
     from bundler.trust.signature_policy import SignaturePolicy
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)

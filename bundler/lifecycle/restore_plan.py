@@ -2,8 +2,7 @@
 """`RestorePlan`: what of a bundle this machine can use, and which directories it belongs to, as
 `RestoreOptions` ask.
 
-`restore` writes there and `check` only looks, so that they cannot disagree.  These two and
-`Store.restore` make the options of their arguments; `TreeOptions` are part of them.
+`restore` writes there and `check` only looks, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
-
-from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format import names
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.entries import (
     Artifact,
@@ -31,18 +27,16 @@ from bundler.format.manifest import Observation
 from bundler.lifecycle.compatibility import Machine, why_not_helper
 from bundler.lifecycle.kernel_placement import (
     NEEDS_TRUST,
-    Trust,
     localize,
     places_no_code,
     why_not_trusted,
 )
-from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.lifecycle.lifecycle_reports import RestoreOptions
 from bundler.toolchain import directories, identity
 
 if TYPE_CHECKING:
-    from bundler.lifecycle.trees.tree_plan import TreePlan
+    from bundler.lifecycle.tree_plan import TreePlan
 
-Only = Literal["usable", "all"]
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
 
@@ -63,71 +57,6 @@ DEVICES = 128
 _TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
 _NOTHING_SEEN = Observation()
 _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
-
-
-_CHOICES = {
-    "keep": ("all", "launch"),
-    "only": ("usable", "all"),
-    "trust": ("kernels", "code", "signed"),
-}
-
-
-NO_TREES = TreeOptions()
-
-
-class RestoreOptions(Struct, frozen=True):
-    """The choices of one restore or check; `bundler.restore` says what each means.
-
-    Raises:
-        ConfigError: a choice has a value that it cannot have.
-        ToolchainMismatch: not a POSIX system, where nothing can be placed.
-    """
-
-    cache_dir: str | os.PathLike[str] | None = None
-    keep: Keep = "all"
-    devices: Sequence[int] | None = None
-    only: Only = "usable"
-    trust: Trust = "kernels"
-    rekey: bool = False
-    allow_empty: bool = False
-    trees: TreeOptions = NO_TREES
-    # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks
-    # signatures of.
-    signatures: Any = None
-    moved: bool = False
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ConfigError(
-                    f"{name}={value!r}: expected {' or '.join(map(repr, choices))}", got=value
-                )
-        _check_devices(self.devices)
-        if self.cache_dir is not None and not os.fspath(self.cache_dir):
-            raise ConfigError(
-                "cache_dir is an empty text; give a directory, or None for Triton's own",
-                got=self.cache_dir,
-            )
-        if os.name != "posix":
-            raise ToolchainMismatch(
-                "restore needs a POSIX system (directories renamed over each other, no-follow"
-                f" opens); this is {os.name}",
-                platform=os.name,
-            )
-
-
-def _check_devices(devices: Sequence[int] | None) -> None:
-    if devices is None:
-        return
-    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
-        raise ConfigError(
-            f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices
-        )
-    if not devices or any(type(device) is not int or device < 0 for device in devices):
-        raise ConfigError(
-            f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices
-        )
 
 
 def runs(
@@ -179,23 +108,15 @@ class RestorePlan:
         chosen = self.options.trees.roots or self.options.trees.facts
         if not self.bundle.opaque and not chosen:
             return None
-        from bundler.format.tree_index import (
+        from bundler.format.opaque_files import (
             has_trees,  # few bundles have opaque files, and fewer trees
         )
 
         if not has_trees(entry.path for entry in self.bundle.opaque) and not chosen:
             return None
-        from bundler.lifecycle.trees.tree_plan import TreePlan
+        from bundler.lifecycle.tree_plan import TreePlan
 
-        options = self.options
-        return TreePlan(
-            self.bundle,
-            options.trees,
-            cache_dir=options.cache_dir,
-            keep=options.keep,
-            trust=options.trust,
-            only=options.only,
-        )
+        return TreePlan(self.bundle, self.options)
 
     def wanted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
@@ -374,7 +295,7 @@ def _in_caches(bundle: Bundle) -> list[Opaque]:
     """Return the opaque files of a bundle that belong to Inductor's cache."""
     if not bundle.opaque:
         return []
-    from bundler.format.program_paths import is_cache_path  # few bundles have opaque files
+    from bundler.format.opaque_files import is_cache_path  # few bundles have opaque files
 
     return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
 

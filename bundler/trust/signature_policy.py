@@ -25,8 +25,7 @@ from bundler.errors import ConfigError, FormatError, NotFound, Untrusted
 from bundler.format import names
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
-from bundler.format.program_paths import is_code_path, is_program_path
-from bundler.format.tree_index import is_tree_path
+from bundler.format.opaque_files import is_code_path, is_program_path, is_tree_path
 from bundler.trust.envelope import Envelope, signers
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys

@@ -21,9 +21,9 @@ _STOPPED = """
 import json, os, shutil, signal, sys
 from bundler.cli import main
 import bundler.cli.app, bundler.lifecycle.restoration, bundler.lifecycle.directory_pack, bundler.lifecycle.machine_store
-from bundler.lifecycle import kernel_reader, kernel_writer
+from bundler.lifecycle import kernel_directory, kernel_writer
 # The extensions do not go by way of os.
-kernel_reader.compiled_reader = kernel_writer.compiled_writer = lambda: None
+kernel_directory.compiled_reader = kernel_writer.compiled_writer = lambda: None
 place, points, _, *words = sys.argv[1:]
 bundler.cli.app.app.commands[words[0]]  # imported once for all children
 

@@ -9,8 +9,8 @@ import msgpack
 import pytest
 
 import bundler
-from bundler.format.binaries.leaks import absolute_paths
 from bundler.format.sentinel import TRITON_DIR, to_sentinels
+from bundler.format.source_stripping import absolute_paths
 
 HOME = "/home/somebody/model.py"
 

@@ -12,7 +12,7 @@ from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.candidate_timings import Timing, Tuning, id_of
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder, with_tunings
+from bundler.lifecycle.tuning_directory import TuningFolder, with_tunings
 from bundler.runtime import Config, LookupTable
 from bundler.runtime.tuning.tuning_winners import named_of
 

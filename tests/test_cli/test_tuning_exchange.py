@@ -11,8 +11,8 @@ from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.candidate_timings import Tuning, id_of
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.tuning.fla_config_files import key_hash
-from bundler.lifecycle.tuning.tuning_directory import with_tunings
+from bundler.lifecycle.tuner_files import key_hash
+from bundler.lifecycle.tuning_directory import with_tunings
 from bundler.runtime import Config
 from bundler.runtime.tuning.tuning_winners import named_of
 

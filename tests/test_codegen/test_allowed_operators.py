@@ -27,7 +27,7 @@ from bundler.format.bundle import Bundle, MemoryBlobs  # noqa: E402
 from bundler.format.digest import digest_text, sha256  # noqa: E402
 from bundler.format.entries import Artifact, Opaque  # noqa: E402
 from bundler.format.manifest import Content, Observed  # noqa: E402
-from bundler.format.program_paths import (  # noqa: E402
+from bundler.format.opaque_files import (  # noqa: E402
     is_cache_path,
     is_code_path,
     program_name,

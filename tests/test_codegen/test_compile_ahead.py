@@ -14,7 +14,7 @@ from bundler.codegen.torch_backend import triton_bundler  # noqa: E402
 from bundler.compile.service import CompileService  # noqa: E402
 from bundler.compile.source_modules import source_module  # noqa: E402
 from bundler.errors import ConfigError  # noqa: E402
-from bundler.lifecycle.tuning.tuning_savings import tuning_counters  # noqa: E402
+from bundler.lifecycle.tuning_directory import tuning_counters  # noqa: E402
 from bundler.runtime import DryDriver, TunerOptions  # noqa: E402
 from bundler.runtime.tuning.benchmark import GivenClock  # noqa: E402
 from bundler.toolchain import tuner_toolchain  # noqa: E402

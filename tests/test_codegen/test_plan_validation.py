@@ -16,7 +16,7 @@ from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Opaque
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
+from bundler.format.opaque_files import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.program import bundle_programs
 from bundler.runtime.program.program_plan import (

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from bundler import Bundle
-from bundler.format.program_paths import program_name
+from bundler.format.opaque_files import program_name
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.device_tensors import DeviceTensor
 from bundler.runtime.program.program_plan import Allocate, Launch, read_plan

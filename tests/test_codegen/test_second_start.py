@@ -25,7 +25,7 @@ from bundler.codegen.program import GenerateOptions, program_of_graph  # noqa: E
 from bundler.codegen.torch_backend import triton_bundler  # noqa: E402
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS, trace  # noqa: E402
 from bundler.errors import ConfigError, FormatError  # noqa: E402
-from bundler.lifecycle.trees.tree_plan import read_trees  # noqa: E402
+from bundler.lifecycle.tree_plan import read_trees  # noqa: E402
 from bundler.trust.signature_policy import subject_of  # noqa: E402
 from tools.codegen.graph_keys import Found, outcome  # noqa: E402
 

@@ -10,10 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bundler.errors import BundlerError, FormatError
-from bundler.format.binaries import device_elf
-from bundler.format.binaries.debug_sections import constant_texts, debug_sections, without_debug
-from bundler.format.binaries.leaks import source_traces
+from bundler.format import device_elf
 from bundler.format.entries import Target
+from bundler.format.source_stripping import (
+    constant_texts,
+    debug_sections,
+    source_traces,
+    without_debug,
+)
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.launch.plan_builder import read_layout
 from bundler.runtime.tuning.occupancy import usage_of

@@ -18,16 +18,16 @@ from bundler.format.entries import Artifact, HelperLibrary, Opaque, Target, Tool
 from bundler.format.frames import Section
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observation, Observed
+from bundler.format.opaque_files import TreeFile, TreeIndex
 from bundler.format.sentinel import Span
-from bundler.format.tree_index import TreeFile, TreeIndex
 from bundler.lifecycle.lifecycle_reports import (
     CheckReport,
     RecordReport,
+    RestoreOptions,
     RestoreReport,
+    TreeOptions,
 )
 from bundler.lifecycle.restoration import _rewritten
-from bundler.lifecycle.restore_plan import RestoreOptions
-from bundler.lifecycle.trees.tree_options import TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
 # The fields of one value by name, in their order, and another value of the last of them.

@@ -105,7 +105,7 @@ _HEAVY = {
     "sysconfig",
     "zipfile",
 }
-_WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
+_WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.recorder"}
 _KEYS = {
     "bundler.toolchain.compile_call",
     "bundler.toolchain.jit_specialization",

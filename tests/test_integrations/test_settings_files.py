@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from bundler import Family, config, settings_files, user_settings
+from bundler import Family, config, user_settings
 from bundler.errors import BundlerError, ConfigError, LimitExceeded
 
 
@@ -27,7 +27,7 @@ def project(tmp_path, monkeypatch):
 def users(tmp_path):
     """The user's own file."""
     (tmp_path / "home" / "triton-bundler").mkdir(parents=True)
-    return tmp_path / "home" / "triton-bundler" / settings_files.NAME
+    return tmp_path / "home" / "triton-bundler" / config.SETTINGS_FILE
 
 
 def origins():
@@ -42,12 +42,12 @@ def origins():
 def test_nothing_set_is_nothing_read():
     """Without a file and a variable every setting is its default."""
     assert config.settings() == user_settings.Settings()
-    assert (origins(), settings_files.candidates()) == ({}, [])
+    assert (origins(), config.settings_files()) == ({}, [])
 
 
 def test_the_nearer_file_wins_setting_by_setting(project, users, monkeypatch):
     """Environment, then the project's file, then the user's; what one leaves open the next says."""
-    here, theirs = project / settings_files.NAME, users
+    here, theirs = project / config.SETTINGS_FILE, users
     here.write_text(
         'store = ["file:///near", "redis://far"]\ntimeout-s = 2.5\nmode = "read"\nreplay = true\n'
     )
@@ -79,7 +79,7 @@ def test_a_table_of_pyproject_counts_and_another_tools_does_not(project):
 
 def test_one_file_can_be_named_or_none(project, tmp_path, monkeypatch):
     """TRITON_BUNDLER_CONFIG names the only file that is read, or says that none is."""
-    (project / settings_files.NAME).write_text('mode = "read"\n')
+    (project / config.SETTINGS_FILE).write_text('mode = "read"\n')
     named = tmp_path / "named.toml"
     named.write_text('trust = "code"\n')
     monkeypatch.setenv("TRITON_BUNDLER_CONFIG", str(named))
@@ -95,11 +95,11 @@ def test_a_file_that_everybody_may_write_is_passed_over(project):
     """Settings that somebody else can plant above the working directory do not count, and it is
     said which file that is.
     """
-    path = project / settings_files.NAME
+    path = project / config.SETTINGS_FILE
     path.write_text('mode = "read"\n')
     path.chmod(0o666)
     assert config.settings().mode == "readwrite"
-    assert [(place.path, place.passed_over) for place in settings_files.candidates()] == [
+    assert [(place.path, place.passed_over) for place in config.settings_files()] == [
         (str(path), "everybody may write it; take that away by chmod o-w")
     ]
 
@@ -107,21 +107,21 @@ def test_a_file_that_everybody_may_write_is_passed_over(project):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_passed_over(project):
     """The same holds for a file that another user owns."""
-    path = project / settings_files.NAME
+    path = project / config.SETTINGS_FILE
     path.write_text('mode = "read"\n')
     os.chown(path, 4242, -1)
     assert config.settings().mode == "readwrite"
     assert (
-        settings_files.candidates()[0].passed_over
+        config.settings_files()[0].passed_over
         == "it belongs to user 4242; name it by TRITON_BUNDLER_CONFIG to have it read"
     )
 
 
-@pytest.mark.parametrize("name", sorted(settings_files.PERSONAL))
+@pytest.mark.parametrize("name", sorted(config.PERSONAL))
 def test_a_project_does_not_decide_whom_to_trust(name, project, users):
     """What vouches for machine code stands in the user's file; the error says where to put it."""
-    key = settings_files.setting_key(name)
-    (project / settings_files.NAME).write_text(f'{key} = "x"\n')
+    key = config.setting_key(name)
+    (project / config.SETTINGS_FILE).write_text(f'{key} = "x"\n')
     with pytest.raises(ConfigError) as caught:
         config.origins()
     assert (
@@ -150,12 +150,12 @@ def test_a_project_does_not_decide_whom_to_trust(name, project, users):
         ("timeout-s = 0", "timeout-s = '0': expected seconds, more than 0"),
         ("store = " + "[" * 100_000, "it is no TOML: arrays or tables lie too deep"),
         ("store = " + "{a=" * 100_000, "it is no TOML: arrays or tables lie too deep"),
-        ("# " + "x" * settings_files.MOST_BYTES, "it has more than 1,000,000 bytes"),
+        ("# " + "x" * config.MOST_FILE_BYTES, "it has more than 1,000,000 bytes"),
     ],
 )
 def test_a_wrong_file_is_named(text, words, project):
     """What is wrong is said with the file and the name of the setting."""
-    path = project / settings_files.NAME
+    path = project / config.SETTINGS_FILE
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         config.settings()
@@ -168,9 +168,9 @@ def another(monkeypatch):
     """Make files whose name begins with another user's appear as such a user's; only root could
     give them away.
     """
-    judged = settings_files._not_ours
+    judged = config._not_ours
     monkeypatch.setattr(
-        settings_files,
+        config,
         "_not_ours",
         lambda status: "it belongs to user 4242" if status.st_mode & 0o001 else judged(status),
     )
@@ -182,12 +182,12 @@ def another(monkeypatch):
     return plant
 
 
-@pytest.mark.parametrize("name", [settings_files.NAME, settings_files.PYPROJECT])
+@pytest.mark.parametrize("name", [config.SETTINGS_FILE, config.PYPROJECT])
 @pytest.mark.parametrize(
     "content",
     [
-        "# " + "x" * settings_files.MOST_BYTES,
-        "[tool.triton-bundler]\n# " + "x" * settings_files.MOST_BYTES,
+        "# " + "x" * config.MOST_FILE_BYTES,
+        "[tool.triton-bundler]\n# " + "x" * config.MOST_FILE_BYTES,
         "[tool.triton-bundler]\nmode = " + "[" * 100_000,
         "[tool.triton-bundler]\n\0",
     ],
@@ -197,7 +197,7 @@ def test_whatever_another_user_puts_above_us_is_passed_over(name, content, proje
     """In a directory such as /tmp anybody may leave a file: it fails no restore and no compile."""
     another(project / name, content)
     assert config.settings().mode == "readwrite"
-    assert [file.passed_over for file in settings_files.candidates()] in (
+    assert [file.passed_over for file in config.settings_files()] in (
         [],
         ["it belongs to user 4242"],
     )
@@ -206,13 +206,13 @@ def test_whatever_another_user_puts_above_us_is_passed_over(name, content, proje
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_of_another_user_that_cannot_be_read_is_passed_over(project, another):
     """Nor does one that nobody else may look into."""
-    another(project / settings_files.NAME, "", 0o001)
+    another(project / config.SETTINGS_FILE, "", 0o001)
     assert config.settings().mode == "readwrite"
 
 
 def test_a_large_pyproject_without_our_table_is_nobodys_concern(project):
     """A file of the user's that is none of settings is not complained of."""
-    (project / "pyproject.toml").write_text("[tool.other]\n# " + "x" * settings_files.MOST_BYTES)
+    (project / "pyproject.toml").write_text("[tool.other]\n# " + "x" * config.MOST_FILE_BYTES)
     assert origins() == {}
 
 
@@ -233,7 +233,7 @@ def test_a_named_file_that_is_none_is_an_error_at_once(kind, project, tmp_path, 
 
 def test_a_file_that_becomes_a_pipe_when_it_was_seen_is_not_waited_for(project, monkeypatch):
     """What is opened is looked at, not what was there before."""
-    os.mkfifo(project / settings_files.NAME)
+    os.mkfifo(project / config.SETTINGS_FILE)
     monkeypatch.setattr(os.path, "isfile", os.path.exists)
     with pytest.raises(ConfigError, match="named pipe"):
         config.settings()

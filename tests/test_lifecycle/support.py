@@ -48,9 +48,9 @@ def read_in_python(monkeypatch):
     """Let kernel directories be read by functions of `os`, which a test can replace, instead of by
     the extension.
     """
-    from bundler.lifecycle import kernel_reader
+    from bundler.lifecycle import kernel_directory
 
-    monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
+    monkeypatch.setattr(kernel_directory, "compiled_reader", lambda: None)
 
 
 def load(path, name):

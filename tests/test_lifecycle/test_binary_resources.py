@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.binaries import device_elf
+from bundler.format import device_elf
 from bundler.lifecycle.binary_resources import BinaryResources, read_resources
 from bundler.toolchain.ptxas import candidates
 

@@ -6,7 +6,7 @@ import struct
 import pytest
 import support
 
-from bundler.format.binaries import device_elf
+from bundler.format import device_elf
 
 HEADER = struct.Struct("<4sBBB9xHHIQQQIHHHHHH")
 

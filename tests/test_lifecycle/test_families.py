@@ -17,10 +17,9 @@ import bundler
 from bundler import Family, TreeOptions
 from bundler.errors import AccessDenied, ConfigError, LimitExceeded, NotFound
 from bundler.format.digest import digest_raw
-from bundler.format.tree_index import CHUNK_BYTES, TreeIndex
-from bundler.lifecycle.trees.family import place_of, takes
-from bundler.lifecycle.trees.known_families import FAMILIES
-from bundler.lifecycle.trees.tree_plan import read_trees
+from bundler.format.opaque_files import CHUNK_BYTES, TreeIndex
+from bundler.lifecycle.family import FAMILIES, place_of, takes
+from bundler.lifecycle.tree_plan import read_trees
 
 MIB = 1 << 20
 GOLDEN = Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle"
@@ -660,9 +659,7 @@ def test_kernels_of_another_triton_are_told_when_a_family_is_packed(root, monkey
     compiled the kernels, with a warning.
     """
     here = {"triton": installed} if installed else {}
-    monkeypatch.setattr(
-        "bundler.lifecycle.trees.family_pack.machine_facts", lambda names: dict(here)
-    )
+    monkeypatch.setattr("bundler.lifecycle.family_pack.machine_facts", lambda names: dict(here))
     with pytest.warns(bundler.BundlerWarning, match="compiled by Triton 3.*marked as made for 3"):
         bundle = bundler.pack_family("vllm", root)
     with bundle:

@@ -14,7 +14,7 @@ import bundler
 from bundler.errors import BundlerError, LimitExceeded
 from bundler.format.bundle_file import open_regular, read_regular
 from bundler.lifecycle.kernel_directory import Rejected, read_kernel
-from bundler.lifecycle.tuning.tuning_directory import Miss, TuningFolder
+from bundler.lifecycle.tuning_directory import Miss, TuningFolder
 from tools.fuzz import directory as fuzz_directory
 
 DEADLINE_S = 10
@@ -182,7 +182,7 @@ def test_a_tuning_record_that_is_no_file_is_a_miss(tmp_path, name):
     folder = TuningFolder(tmp_path)
     os.makedirs(folder.path)
     from bundler.format.candidate_timings import record_id
-    from bundler.lifecycle.tuning.tuning_directory import file_name
+    from bundler.lifecycle.tuning_directory import file_name
 
     fuzz_directory.HOSTILE[name](support.Path(folder.path, file_name("add", record_id("add", ()))))
     found = folder.find("add", ())

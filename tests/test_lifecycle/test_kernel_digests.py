@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundler.lifecycle import kernel_reader, kernel_writer
+from bundler.lifecycle import kernel_directory, kernel_writer
 
 SOURCES = Path(kernel_writer.__file__).parent
 # What lies around the ends of a block of 64 bytes, where the length of a file begins another one.
@@ -142,7 +142,7 @@ def test_any_kernels_side_by_side(openssl_only, kernels, flips, tmp_path_factory
 
 
 def test_a_directory_that_is_read_has_the_digests_of_its_files(tmp_path):
-    begin = kernel_reader.compiled_reader()
+    begin = kernel_directory.compiled_reader()
     if begin is None:
         pytest.skip("the extension _kernel_reader was not built here")
     rng = random.Random(3)

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 import bundler
 from bundler.format.limits import Limits
-from bundler.lifecycle import kernel_reader
+from bundler.lifecycle import kernel_directory
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernel, read_kernels
 
 
 @pytest.fixture
 def begin():
     """What begins to read."""
-    found = kernel_reader.compiled_reader()
+    found = kernel_directory.compiled_reader()
     if found is None:
         pytest.skip("the extension _kernel_reader was not built here")
     return found
@@ -44,8 +44,8 @@ def reader(begin):
 def way(request, monkeypatch):
     """With the extension, and as if it had not been built."""
     if request.param == "python":
-        monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
-    elif kernel_reader.compiled_reader() is None:
+        monkeypatch.setattr(kernel_directory, "compiled_reader", lambda: None)
+    elif kernel_directory.compiled_reader() is None:
         pytest.skip("the extension _kernel_reader was not built here")
     return request.param
 
@@ -102,7 +102,7 @@ def test_what_is_not_there_is_missing(way, planted, key, tmp_path):
 def test_both_ways_make_the_same_bundle(full_cache, monkeypatch):
     with bundler.pack(full_cache) as packed:
         ahead = packed.to_bytes()
-    monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
+    monkeypatch.setattr(kernel_directory, "compiled_reader", lambda: None)
     with bundler.pack(full_cache) as packed:
         assert packed.to_bytes() == ahead
 

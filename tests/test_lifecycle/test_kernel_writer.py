@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundler.format.binaries import device_elf
+from bundler.format import device_elf
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.kernel_writer import ALREADY_CHECKED
 

@@ -13,8 +13,9 @@ from bundler.format.entries import Toolchain
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.cache_directory import PlacementQueue
 from bundler.lifecycle.kernel_placement import Placement
+from bundler.lifecycle.lifecycle_reports import RestoreOptions
 from bundler.lifecycle.restoration import _report
-from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+from bundler.lifecycle.restore_plan import RestorePlan
 
 KERNELS = 20_000
 # A key in a list, and in the tuple of the report, beside the list while it is made.

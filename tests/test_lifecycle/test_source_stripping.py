@@ -13,9 +13,15 @@ import support
 import bundler
 from bundler.cli.bundles.leak_search import find_leaks
 from bundler.errors import ConfigError, FormatError
-from bundler.format.binaries.debug_sections import debug_sections, without_debug
-from bundler.format.binaries.device_elf import content_of, sections
-from bundler.format.binaries.leaks import absolute_paths, source_traces, user_names, words_in
+from bundler.format.device_elf import content_of, sections
+from bundler.format.source_stripping import (
+    absolute_paths,
+    debug_sections,
+    source_traces,
+    user_names,
+    without_debug,
+    words_in,
+)
 from bundler.runtime import DryDriver
 
 
@@ -184,7 +190,7 @@ def test_texts_of_asserts_name_no_file():
     """A path between zeros becomes question marks of the same length; the message, and numbers that
     look like a path, stay.
     """
-    from bundler.format.binaries.source_stripping import _without_paths
+    from bundler.format.source_stripping import _without_paths
 
     image = elf(
         (b".text.k", 6, b"code"), (b".nv.global.init", 3, _TEXT + b"\1\2/home/numbers/are\0")

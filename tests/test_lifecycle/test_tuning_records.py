@@ -20,8 +20,8 @@ from bundler.format.digest import sha256
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.listeners import Listeners
-from bundler.lifecycle.tuning.triton_results import results_key, results_text, results_timings
-from bundler.lifecycle.tuning.tuning_directory import (
+from bundler.lifecycle.tuner_files import results_key, results_text, results_timings
+from bundler.lifecycle.tuning_directory import (
     Hit,
     Miss,
     TuningFolder,

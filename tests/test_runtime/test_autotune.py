@@ -17,7 +17,7 @@ import pytest
 
 import bundler
 from bundler.errors import CompileFailed, ConfigError, FormatError, NoValidConfig
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder
+from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import (
     Config,
     DeviceProperties,

@@ -7,7 +7,7 @@ import launch_calls as calls
 import pytest
 
 from bundler.compile.source_modules import source_module
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder
+from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import Config, Descent, DryDriver, Space, TunerOptions, heuristics
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import Device, Policy, ReductionHint, Setting

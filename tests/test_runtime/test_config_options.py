@@ -10,7 +10,7 @@ import pytest
 
 import bundler
 from bundler.errors import ConfigError
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder
+from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import Config, DryDriver, LookupTable, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.tuning.benchmark import GivenClock

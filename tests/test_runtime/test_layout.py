@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
-from bundler.format.binaries import device_elf
-from bundler.format.binaries.device_elf import section_named, why_unusable
+from bundler.format import device_elf
+from bundler.format.device_elf import section_named, why_unusable
 from bundler.runtime import build_plan
 from bundler.runtime.launch import plan_builder
 from bundler.runtime.launch.plan_builder import MAX_BUFFER_BYTES, read_layout

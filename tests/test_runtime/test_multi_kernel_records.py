@@ -15,7 +15,7 @@ from bundler.errors import ConfigError, FormatError
 from bundler.format.candidate_timings import Timing
 from bundler.integrations.inductor_kernels import TunerSettings
 from bundler.integrations.inductor_multi_kernels import multi_kernels_of
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder, tunings_of
+from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import DeviceProperties, DryDriver, LookupTable, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.tuning.benchmark import GivenClock

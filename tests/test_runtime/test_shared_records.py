@@ -10,7 +10,7 @@ import pytest
 
 import bundler
 from bundler.errors import BundlerWarning, StoreUnavailable
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder
+from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import Config, DryDriver, TunerOptions
 from bundler.store.file_records import FileRecords
 

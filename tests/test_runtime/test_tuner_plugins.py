@@ -13,8 +13,7 @@ import bundler
 from bundler.errors import BundlerWarning, ConfigError
 from bundler.integrations.process_report import report_of
 from bundler.integrations.session_counters import Counters
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder
-from bundler.lifecycle.tuning.tuning_savings import METER
+from bundler.lifecycle.tuning_directory import METER, TuningFolder
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, TunerPlugin
 from bundler.runtime.tuning.benchmark import ProfilerClock
 

@@ -15,7 +15,7 @@ import bundler
 from bundler.errors import ConfigError
 from bundler.integrations import inductor_metadata as metadata
 from bundler.integrations.inductor_kernels import TunerSettings
-from bundler.lifecycle.tuning.tuning_directory import TuningFolder, tunings_of
+from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Facts, Setting
 from bundler.runtime.launch.launch_hooks import Hooks

@@ -16,8 +16,7 @@ import bundler
 from bundler.backends import file_steps, leases, local
 from bundler.backends.local import LocalBackend
 from bundler.format import bundle_file as bundle_files
-from bundler.lifecycle import cache_directory, kernel_writer
-from bundler.lifecycle.tuning import tuning_directory
+from bundler.lifecycle import cache_directory, kernel_writer, tuning_directory
 from bundler.toolchain.recording import child_recording
 
 # Python looks for signals where a function begins and where a built-in one returns.

@@ -11,7 +11,7 @@ from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Opaque
 from bundler.format.manifest import Content, Observed
-from bundler.format.program_paths import program_path
+from bundler.format.opaque_files import program_path
 from bundler.runtime.program.program_plan import OperatorStep, Output, ProgramPlan, TensorSpec
 
 MEMORY = SimpleNamespace(

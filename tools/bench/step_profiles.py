@@ -46,7 +46,8 @@ def restore_steps(file: str, into: str, keep: Keep) -> dict[str, float]:
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned, read
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.lifecycle.lifecycle_reports import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
     from bundler.toolchain import targets
 
     hashing = "writers: sha256 of the files"
@@ -200,7 +201,8 @@ def _place_steps(
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import localized, planned
     from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_plan import RestoreOptions, RestorePlan
+    from bundler.lifecycle.lifecycle_reports import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
     from bundler.store import store_layout
     from bundler.store.blob_source import unit_batches
     from bundler.store.dictionaries import Dictionaries

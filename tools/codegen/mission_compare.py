@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bundler import Bundle
-from bundler.format.program_paths import program_name
+from bundler.format.opaque_files import program_name
 from bundler.runtime.program.program_plan import ProgramPlan, read_plan
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays

@@ -239,7 +239,7 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
     from triton.runtime.cache import FileCacheManager
 
     from bundler.codegen import lower, torch_backend
-    from bundler.lifecycle.tuning.tuning_savings import tuning_counters
+    from bundler.lifecycle.tuning_directory import tuning_counters
 
     lower_graph, compile_graph = lower.lower_graph, torch_backend.compile_graph
     put_group, tuned, forward = FileCacheManager.put_group, tuning_counters().tuned, False

@@ -34,7 +34,6 @@ from bundler.cli.bundles.leak_search import find_leaks
 from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.terminal import Screen
 from bundler.errors import BundlerError
-from bundler.format.binaries.source_stripping import strip_source
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import diff, merge
 from bundler.format.candidate_timings import id_of, to_file
@@ -43,10 +42,11 @@ from bundler.format.launch_spec import LaunchSpec
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.metadata import parse_metadata
 from bundler.format.sentinel import from_sentinels
+from bundler.format.source_stripping import strip_source
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.lifecycle.machine_store import open_store
-from bundler.lifecycle.tuning.triton_results import results_key, results_timings
-from bundler.lifecycle.tuning.tuning_directory import (
+from bundler.lifecycle.tuner_files import results_key, results_timings
+from bundler.lifecycle.tuning_directory import (
     TuningFolder,
     explain,
     place_tunings,

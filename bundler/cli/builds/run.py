@@ -26,9 +26,9 @@ from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
 from bundler.errors import AccessDenied, BundlerError, ConfigError, NotFound, RecordingError
-from bundler.format.binaries.source_stripping import Strip, strip_source
 from bundler.format.bundle import Keep
 from bundler.format.bundle_file import cleaned_up, open_regular
+from bundler.format.source_stripping import Strip, strip_source
 
 if TYPE_CHECKING:
     from bundler.format.bundle import Bundle
@@ -103,7 +103,7 @@ def _record(
     keep: Keep,
     strip: Strip | None,
 ) -> int:
-    from bundler.lifecycle.collection import collect_spool
+    from bundler.lifecycle.recorder import collect_spool
 
     environment = spool.environ()
     _check_python(command, environment)

@@ -21,10 +21,10 @@ from bundler.cli.pack import contents, counts, save, show_contents
 from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import MergeConflict
-from bundler.format.binaries.source_stripping import Strip
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
+from bundler.format.source_stripping import Strip
 from bundler.images.bundle_sources import open_bundle
 from bundler.integrations.key_comparison import Difference, keyed_all, nearest, shown_sides
 

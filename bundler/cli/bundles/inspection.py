@@ -48,8 +48,7 @@ from bundler.format.container import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
-from bundler.format.program_paths import is_program_path
-from bundler.format.tree_index import is_tree_path
+from bundler.format.opaque_files import is_program_path, is_tree_path
 from bundler.images.bundle_sources import open_bundle_file
 from bundler.lifecycle.binary_resources import BinaryResources, read_resources
 from bundler.runtime.program.program_summary import ProgramSummary, programs_of

@@ -17,10 +17,10 @@ from typing import Any
 from bundler.cli import wording
 from bundler.cli.terminal import Column, Screen
 from bundler.format import wire
-from bundler.format.binaries.leaks import absolute_paths, source_traces, user_names, words_in
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Artifact, Kernel, entry_kind
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR
+from bundler.format.source_stripping import absolute_paths, source_traces, user_names, words_in
 
 _TITLES = {
     "paths": "path that travels",

@@ -40,10 +40,14 @@ from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.candidate_timings import Tuning, id_of, time_of
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.tuning.config_files import FileFacts
-from bundler.lifecycle.tuning.triton_results import results_text
-from bundler.lifecycle.tuning.tuning_directory import Pair, tunings_of, winners_only, with_tunings
-from bundler.lifecycle.tuning.tuning_formats import FORMATS, read_configs, write_configs
+from bundler.lifecycle.tuner_files import (
+    FORMATS,
+    FileFacts,
+    read_configs,
+    results_text,
+    write_configs,
+)
+from bundler.lifecycle.tuning_directory import Pair, tunings_of, winners_only, with_tunings
 from bundler.runtime.heuristics.grid_expressions import TextGrid
 from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, export_kernel, grid_notes
 from bundler.runtime.tuning.tuning_winners import config_of, describe, plain_config, table_entry

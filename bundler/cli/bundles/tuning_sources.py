@@ -19,8 +19,8 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.candidate_timings import MAX_FILE_BYTES, Timing, Tuning, from_file, record_id
 from bundler.format.launch_spec import Named, TuningRecord
-from bundler.lifecycle.tuning.triton_results import inductor_result, results_key, results_timings
-from bundler.lifecycle.tuning.tuning_directory import SUFFIX, Miss, Pair, TuningFolder, tunings_of
+from bundler.lifecycle.tuner_files import inductor_result, results_key, results_timings
+from bundler.lifecycle.tuning_directory import SUFFIX, Miss, Pair, TuningFolder, tunings_of
 from bundler.runtime.tuning.tuning_winners import record_of, table_entries
 
 INDUCTOR, INDUCTOR_DESCENT = "inductor", "inductor, coordinate descent"

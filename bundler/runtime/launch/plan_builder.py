@@ -7,7 +7,7 @@ binary declares.
 
 `read_layout` reads out of a device binary where its kernel expects each parameter.  A cubin says it
 in the section `.nv.info.ENTRY`, a list of attributes; an hsaco in a note, a msgpack map.  Both are
-read as hostile input, by `format/binaries/device_elf.py`: what comes back is a layout or a
+read as hostile input, by `format/device_elf.py`: what comes back is a layout or a
 `FormatError`.
 """
 
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bundler.errors import BundlerError, CannotLaunchStatically, FormatError, LimitExceeded
-from bundler.format.binaries.device_elf import (
+from bundler.format.constant_values import Value
+from bundler.format.device_elf import (
     INFO,
     amd_kernel,
     attributes,
     section_named,
     why_unusable,
 )
-from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel, Target
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec, Named
 from bundler.format.summary import count

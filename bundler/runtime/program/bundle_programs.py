@@ -25,7 +25,7 @@ from bundler.errors import (
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Opaque
 from bundler.format.launch_spec import TuningRecord
-from bundler.format.program_paths import is_code_path, program_name
+from bundler.format.opaque_files import is_code_path, program_name
 from bundler.runtime.heuristics.launch_grids import LaunchGrid, open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.drivers.driver import Driver

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
-from bundler.format.program_paths import is_code_path, program_name
+from bundler.format.opaque_files import is_code_path, program_name
 from bundler.runtime.program.device_tensors import item_bytes
 from bundler.runtime.program.program_plan import (
     HOST,

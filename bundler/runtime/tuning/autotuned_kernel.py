@@ -21,7 +21,7 @@ from bundler.errors import CannotLaunchStatically, ConfigError, NotFound, Toolch
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Target
 from bundler.format.summary import count
-from bundler.lifecycle.tuning.tuning_directory import Miss
+from bundler.lifecycle.tuning_directory import Miss
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config

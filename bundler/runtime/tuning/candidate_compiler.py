@@ -33,8 +33,7 @@ from bundler.errors import (
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Kernel, Target
 from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, join
-from bundler.lifecycle.collection import known_facts
+from bundler.lifecycle.bundle_builder import Builder, join, known_facts
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config

@@ -25,8 +25,7 @@ from bundler.format.digest import sha256
 from bundler.format.launch_spec import Named, TuningRecord
 from bundler.format.summary import count
 from bundler.lifecycle.listeners import tuning_listeners
-from bundler.lifecycle.tuning.tuning_directory import Miss
-from bundler.lifecycle.tuning.tuning_savings import METER
+from bundler.lifecycle.tuning_directory import METER, Miss
 from bundler.package_loggers import logger
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.argument_types import is_tensor

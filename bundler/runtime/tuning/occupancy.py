@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bundler.errors import FormatError
-from bundler.format.binaries.device_elf import INFO, amd_kernel, attributes, section_named
+from bundler.format.device_elf import INFO, amd_kernel, attributes, section_named
 from bundler.format.entries import Target
 from bundler.runtime.launch.drivers.driver import DeviceProperties
 

@@ -28,8 +28,9 @@ from bundler.format.candidate_timings import (
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.listeners import tuning_listeners
-from bundler.lifecycle.tuning.triton_results import results_text, results_timings
-from bundler.lifecycle.tuning.tuning_directory import (
+from bundler.lifecycle.tuner_files import results_text, results_timings
+from bundler.lifecycle.tuning_directory import (
+    METER,
     Hit,
     Miss,
     TuningFolder,
@@ -37,7 +38,6 @@ from bundler.lifecycle.tuning.tuning_directory import (
     file_name,
     tunings_of,
 )
-from bundler.lifecycle.tuning.tuning_savings import METER
 from bundler.package_loggers import logger
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.drivers.driver import Driver, target_of

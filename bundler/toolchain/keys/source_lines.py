@@ -7,7 +7,7 @@ it calls, so a comment above any of these changes it.  Here Triton's own code co
 more, of copies of the functions that differ in these numbers alone; nothing of the functions
 themselves is changed.
 
-`keytext` records both parts, `rekeyed_key` compares with them, `moved_kernels` proves by them that
+`keytext` records both parts, `rekeyed_key` compares with them, `rekeyed_kernels` proves by them that
 a kernel only moved.
 """
 

@@ -3,7 +3,7 @@
 they wrote.  Never imports Triton.
 
 `ChildSpool` is one such spool: a recording (`bundler/lifecycle/recorder.py`) and the command `run`
-open one, and `collection.py` reads it. `run` and `doctor` call `check_interpreter`; an installed
+open one, and `recorder.py` reads it. `run` and `doctor` call `check_interpreter`; an installed
 session calls `hidden_package_parent` for the environment of its children.
 """
 

@@ -10,7 +10,7 @@ Where nothing else differs, the key is computed anew by Triton's own code, from 
 uses `option_here`.
 
 `key_moved` does the same for a kernel of which only the lines differ;
-`bundler/lifecycle/moved_kernels.py` calls it.
+`bundler/lifecycle/rekeyed_kernels.py` calls it.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bundler.errors import ConfigError, NotFound, UnsafeName
-from bundler.format.bundle import Bundle, Keep
+from bundler.errors import NotFound, UnsafeName
+from bundler.format.bundle import Bundle, Keep, check_keep
 from bundler.format.bundle_file import os_errors
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Kernel, Opaque
 from bundler.format.limits import GIB, Limits
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import (
+from bundler.format.opaque_files import (
     TreeFile,
     TreeIndex,
     blob_path,
@@ -28,16 +28,19 @@ from bundler.format.tree_index import (
 )
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.directory_pack import pack_kernels
-from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.trees.family import (
+from bundler.lifecycle.family import (
+    FAMILIES,
+    PROGRAMS,
     Family,
+    check_facts,
+    find_family,
     is_kernel_directory,
     may_hold,
     place_of,
     rank_of,
     takes,
 )
-from bundler.lifecycle.trees.known_families import FAMILIES, PROGRAMS, check_facts, find_family
+from bundler.lifecycle.kernel_directory import Rejected, read_file, walk_files
 from bundler.toolchain import identity
 from bundler.toolchain.machine_facts import machine_facts
 from bundler.user_warnings import warn
@@ -78,8 +81,7 @@ def pack_family(
         BundlerWarning: another Triton compiled the kernels than is installed here; the trees are
         marked as made for that one.
     """
-    if keep not in ("all", "launch"):
-        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    check_keep(keep)
     declared = find_family(family) if isinstance(family, str) else family
     check_facts(facts or {}, declared.fingerprint)
     directory = declared.find_root() if root is None else os.path.abspath(os.fspath(root))
@@ -143,25 +145,13 @@ class _Packed:
 
     def walk(self) -> None:
         """Go through the directory; what cannot be listed is left out with the reason."""
-        os.listdir(
-            self.root
-        )  # an error of the root is the caller's, one of a directory in it is not
+        # An error of the root is the caller's, one of a directory in it is not.
+        os.listdir(self.root)
+        for path in walk_files(self.root, self._enters, self._rest.left_out):
+            self.take_file(path)
 
-        def unreadable(error: OSError) -> None:
-            self._leave_out(
-                os.path.relpath(error.filename, self.root), f"cannot read: {error.strerror}"
-            )
-
-        for folder, subfolders, names in os.walk(self.root, onerror=unreadable):
-            inside = os.path.relpath(folder, self.root)
-            base = "" if inside == os.curdir else f"{inside}/"
-            subfolders[:] = [name for name in sorted(subfolders) if self._enters(base, name)]
-            for name in sorted(names):
-                self.take_file(base + name)
-
-    def _enters(self, base: str, name: str) -> bool:
-        path = base + name
-        if not base and not may_hold(self.family, name):
+    def _enters(self, path: str) -> bool:
+        if "/" not in path and not may_hold(self.family, path):
             self._leave_out(path, f"not of {self.family.name}")
             return False
         if os.path.islink(os.path.join(self.root, path)):

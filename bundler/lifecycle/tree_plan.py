@@ -3,45 +3,56 @@
 belong.
 
 `RestorePlan` makes one for a bundle that has trees; `read_trees` reads the indexes, also for
-commands that show a bundle.
+commands that show a bundle.  `compare_fingerprints` says which parts of a tree's fingerprint differ
+from another, and which agree only as far as known.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from bundler.errors import (
-    BundlerError,
     ConfigError,
     DigestMismatch,
     FormatError,
     LimitExceeded,
     NotFound,
 )
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact
-from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
+from bundler.format.opaque_files import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
+from bundler.format.summary import count
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
-from bundler.lifecycle.kernel_placement import NEEDS_TRUST, Trust
-from bundler.lifecycle.trees.family import Family, takes
-from bundler.lifecycle.trees.known_families import PROGRAMS, check_choices, find_family
-from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
-from bundler.lifecycle.trees.tree_options import TreeOptions
+from bundler.lifecycle.family import (
+    FAMILIES,
+    PROGRAMS,
+    Family,
+    check_facts,
+    check_names,
+    declared_family,
+    find_family,
+    takes,
+)
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST
+from bundler.lifecycle.lifecycle_reports import RestoreOptions, TreeOptions
 from bundler.toolchain.machine_facts import machine_facts
 
 _RANKS = "ranks"
+_COUNTS = re.compile(r"(\d{1,4})(?:x(\d{1,4}))?")
+_NUMBERS = re.compile(r"\d+")
+_SHOWN = 4
 # Ranks of one host, and of many, have equal files: so often what a bundle holds may be written.
 REPEATS = 64
 UNREPEATED_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class PlacedTree:
+class PlacedTree(NamedTuple):
     """A tree and the directory that is its family's root here."""
 
     tree: TreeIndex
@@ -64,18 +75,8 @@ class TreePlan:
             where trees have it.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        options: TreeOptions,
-        *,
-        cache_dir: str | os.PathLike[str] | None = None,
-        keep: Keep = "all",
-        trust: Trust = "kernels",
-        only: str = "usable",
-    ) -> None:
+    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
         self._bundle, self._options = bundle, options
-        self._cache_dir, self._keep, self._trust, self._only = cache_dir, keep, trust, only
         self.unusable: list[tuple[str, str]] = []
         self.damaged: list[str] = []
         self.unchecked: set[str] = set()
@@ -86,9 +87,9 @@ class TreePlan:
             entry.path: entry.artifact for entry in bundle.opaque if is_tree_path(entry.path)
         }
         trees = list(read_trees(bundle, self.unusable, self.damaged))
-        check_choices(options, trees)
+        check_choices(options.trees, trees)
         families = {tree.family for tree in trees} - {PROGRAMS}
-        base = cache_dir
+        base = options.cache_dir
         if base is not None and len(families) > 1:
             raise ConfigError(
                 f"{os.fspath(base)} is one directory, and the bundle has trees of"
@@ -106,7 +107,7 @@ class TreePlan:
         """Yield (path relative to the root, file) of what is to be restored; what is not is in
         `unusable` then.
         """
-        family = self._declared(placed.tree)
+        family = declared_family(placed.tree.family, self._options.trees.families)
         for file in placed.tree.files:
             path = placed.tree.path_of(file.path)
             if family is not None and not takes(family, path):
@@ -164,7 +165,7 @@ class TreePlan:
                     artifact.digest: artifact.size
                     for artifact in self._chunks_of(placed.tree, file)
                 }
-        limit = self._options.max_bytes
+        limit = self._options.trees.max_bytes
         if limit is None:
             limit = max(UNREPEATED_BYTES, REPEATS * sum(held.values()))
         if total > limit:
@@ -177,7 +178,7 @@ class TreePlan:
             )
 
     def _plan(self, tree: TreeIndex, same_place: list[TreeIndex]) -> None:
-        family = self._declared(tree)
+        family = declared_family(tree.family, self._options.trees.families)
         try:
             root = self._root_of(tree, family)
         except NotFound as error:
@@ -200,42 +201,59 @@ class TreePlan:
         else:
             self.unusable.append((tree.name, reason))
 
-    def _declared(self, tree: TreeIndex) -> Family | None:
-        try:
-            return find_family(tree.family, self._options.families)
-        except NotFound:
-            return None
-
     def _root_of(self, tree: TreeIndex, family: Family | None) -> str:
         # Where kernels are restored to says nothing of where the generator looks for programs.
-        elsewhere = None if tree.family == PROGRAMS else self._cache_dir
-        given = self._options.roots.get(tree.family, elsewhere)
+        elsewhere = None if tree.family == PROGRAMS else self._options.cache_dir
+        given = self._options.trees.roots.get(tree.family, elsewhere)
         if given is not None:
             return os.path.abspath(os.fspath(given))
         # Says which families are declared.
-        return (family or find_family(tree.family, self._options.families)).find_root()
+        return (family or find_family(tree.family, self._options.trees.families)).find_root()
 
     def _why_not(self, tree: TreeIndex, family: Family | None) -> str | None:
-        if self._keep == "launch":
+        if self._options.keep == "launch":
             return NOT_NEEDED
         # What a bundle says of itself decides nothing: a family that is not declared here is code.
-        if self._trust != "code" and (family is None or family.trust == "code"):
+        if self._options.trust != "code" and (family is None or family.trust == "code"):
             return NEEDS_TRUST
-        if self._only == "all":
+        if self._options.only == "all":
             return None
         names = fact_names(tree, family)
         if names not in self._facts:
             self._facts[names] = machine_facts(names)
-        ours = {**self._facts[names], **self._options.facts}
-        found = compare_fingerprints(tree.fingerprint, ours, names)
-        self.unchecked |= {_unknown(tree, name) for name in found.unknown}
-        if not found.differing:
+        ours = {**self._facts[names], **self._options.trees.facts}
+        differing, unknown = compare_fingerprints(tree.fingerprint, ours, names)
+        self.unchecked |= {_unknown(tree, name) for name in unknown}
+        if not differing:
             return None
         parts = (
             f"{name}: made for {shown(name, theirs)}, here {shown(name, value)}"
-            for name, theirs, value in found.differing
+            for name, theirs, value in differing
         )
         return "; ".join(parts)
+
+
+def check_choices(options: TreeOptions, trees: Iterable[TreeIndex] = ()) -> None:
+    """Refuse a root or a fact under a name that nothing has: it would be ignored, and files go
+    elsewhere.
+
+    Args:
+        options: what the user chose.
+        trees: of the bundle, whose own families and facts are known too.
+
+    Raises:
+        ConfigError: no family, or no part of a fingerprint, is called so; the message has the
+            nearest name.
+    """
+    if not (options.roots or options.facts):
+        return
+    there = list(trees)
+    declared = {**FAMILIES, **{family.name: family for family in options.families}}
+    families = {*declared, *(tree.family for tree in there)}
+    facts = {name for family in declared.values() for name in family.fingerprint}
+    facts.update(name for tree in there for name in tree.fingerprint)
+    check_names(options.roots, families, "root", "family")
+    check_facts(options.facts, facts)
 
 
 def fact_names(tree: TreeIndex, family: Family | None) -> tuple[str, ...]:
@@ -290,21 +308,12 @@ def read_trees(
                     )
                 found.append(tree)
             except (FormatError, DigestMismatch, NotFound) as error:
-                _note(error, entry.path, left_out, damaged)
+                if left_out is None:
+                    raise
+                left_out.append((entry.path, error.message))
+                if damaged is not None:
+                    damaged.append(entry.path)
     yield from sorted(found, key=lambda tree: (tree.family, tree.place, tree.ranks))
-
-
-def _note(
-    error: BundlerError,
-    path: str,
-    left_out: list[tuple[str, str]] | None,
-    damaged: list[str] | None,
-) -> None:
-    if left_out is None:
-        raise error
-    left_out.append((path, error.message))
-    if damaged is not None:
-        damaged.append(path)
 
 
 def escapes(root: str, path: str) -> bool:
@@ -313,4 +322,66 @@ def escapes(root: str, path: str) -> bool:
     """
     return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(
         f"{os.path.realpath(root).rstrip('/')}/"
+    )
+
+
+# ------------------------------------------------------------------------------------ Fingerprints
+
+
+def compare_fingerprints(
+    theirs: Mapping[str, str], ours: Mapping[str, str], names: Iterable[str] = ()
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Compare what a tree depends on with what is here.
+
+    Args:
+        theirs: the tree's fingerprint.
+        ours: what is known here.
+        names: parts to compare beside those that the tree names.
+
+    Returns:
+        (name, the tree's value, the value here) of the parts that differ; and the names of the
+        parts that are not known on one side, which exclude nothing.
+    """
+    differing, unknown = [], []
+    for name in dict.fromkeys([*theirs, *names]):
+        if name not in theirs or name not in ours:
+            unknown.append(name)
+        elif not _agrees(name, theirs[name], ours[name]):
+            differing.append((name, theirs[name], ours[name]))
+    return differing, unknown
+
+
+def shown(name: str, value: str) -> str:
+    """Return a value as a message shows it: ranks by their number and names."""
+    if name != "ranks":
+        return value
+    ranks = sorted(_ranks(value))
+    names = " ".join(ranks) if len(ranks) <= _SHOWN else f"{' '.join(ranks[:_SHOWN])} …"
+    return f"{count(len(ranks), 'rank')} ({names})"
+
+
+def _agrees(name: str, theirs: str, ours: str) -> bool:
+    if name == "driver":
+        # A driver runs what was made for an older one.
+        kinds = theirs.partition(" ")[0] == ours.partition(" ")[0]
+        return kinds and _version(theirs) <= _version(ours)
+    if name == "ranks":
+        return _ranks(theirs) == _ranks(ours)
+    return theirs == ours
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBERS.findall(text)))
+
+
+def _ranks(text: str) -> frozenset[str]:
+    """Return the names of ranks that a text lists, or counts: `4`, or `4x2` for four ranks of each
+    of two data-parallel replicas.
+    """
+    counts = _COUNTS.fullmatch(text.strip())
+    if counts is None:
+        return frozenset(text.split())
+    replicas = int(counts[2] or 1)
+    return frozenset(
+        f"rank_{rank}_{replica}" for replica in range(replicas) for rank in range(int(counts[1]))
     )

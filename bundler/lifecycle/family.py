@@ -2,25 +2,27 @@
 """`Family`: declares what the cache directory of a server or a compiler holds, so that it can be
 packed and restored.
 
-`known_families.py` declares those that we know; users declare others in Python, or in a TOML file
-that `Family.load` reads. `family_pack.py`, `tree_plan.py` and `tree_comparison.py` work from
-declarations alone: `takes`, `place_of` and the functions beside them say what a declaration says of
-a path.
+`FAMILIES` are those that we know; where they are and what they hold was read in vLLM 0.33.0, SGLang
+0.5.23, DeepGEMM, TileLang, CuTe DSL and FlashInfer.  Another one is a few lines here, or declared by
+a user: in Python, or in a TOML file that `Family.load` reads.  `family_pack.py`, `tree_plan.py` and
+`tree_comparison.py` look a family up by its name with `find_family`, and work from declarations
+alone: `takes`, `place_of` and the functions beside them say what a declaration says of a path.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from bundler.config import toml_of
 from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.format.tree_index import check_family_name, check_tree_path
-from bundler.settings_files import toml_of
+from bundler.format.opaque_files import check_family_name, check_tree_path
 from bundler.toolchain.machine_facts import misspelled
 
 # Locks, and what a program that was killed had not finished.
@@ -253,3 +255,133 @@ def _pieces(parts: list[str]) -> Iterator[str]:
         yield "[^/]*".join(map(re.escape, part.split("*")))
         if not last:
             yield "/"
+
+
+# ------------------------------------------------------------------------- Families that we know
+
+_MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
+# Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another
+# directory for those of a rank.
+_KERNELS = ("**/triton_cache", "**/inductor_cache/triton/*", "**/inductor/triton/*")
+
+#: Programs of graphs, as `bundler/codegen/kept_programs.py` keeps them.
+PROGRAMS = "generated_programs"
+
+_KNOWN = (
+    Family(
+        "vllm",
+        root=("$VLLM_CACHE_ROOT", "$XDG_CACHE_HOME/vllm", "~/.cache/vllm"),
+        patterns=(
+            "torch_compile_cache/**",
+            "deep_gemm/**",
+            "flashinfer_autotune_cache/**",
+            "rocm_segmented_attention/**",
+        ),
+        kernels=(*_KERNELS, "rocm_segmented_attention/triton"),
+        # A model and its configuration have one directory each; a root may hold those of many.
+        trees=("torch_compile_cache/torch_aot_compile/*", "torch_compile_cache/*", "*"),
+        ranks="rank_*",
+        factors=("cache_key_factors.json",),
+        fingerprint=(*_MACHINE, "ranks", "vllm", "torch", "triton"),
+    ),
+    Family(
+        "sglang",
+        root=("$SGLANG_CACHE_DIR", "~/.cache/sglang"),
+        patterns=(
+            "triton/**",
+            "inductor/**",
+            "nv/**",
+            "tilelang/**",
+            "deep_gemm/**",
+            "cute_aot/**",
+            "torch_compile_cache/**",
+            "flashinfer/**",
+            ".cache/flashinfer/**",
+            "jit/**",
+        ),
+        kernels=("triton", *_KERNELS),
+        trees=("torch_compile_cache/*", ".cache/flashinfer", "*"),
+        # Every rank of SGLang writes to rank_0_0, so its directories say nothing of the ranks.
+        fingerprint=(*_MACHINE, "sglang", "torch", "triton"),
+    ),
+    Family(
+        "deep_gemm",
+        root=("$DG_JIT_CACHE_DIR", "$SGLANG_DG_CACHE_DIR", "~/.deep_gemm"),
+        fingerprint=(*_MACHINE, "deep_gemm"),
+    ),
+    Family(
+        "tilelang",
+        root=("$TILELANG_CACHE_DIR", "~/.tilelang/cache"),
+        fingerprint=(*_MACHINE, "tilelang"),
+    ),
+    Family(
+        "cute_dsl",
+        root=(
+            "$SGLANG_CUTE_AOT_CACHE_DIR",
+            "$FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+            "$CUTE_DSL_CACHE_DIR",
+        ),
+        fingerprint=(*_MACHINE, "nvidia-cutlass-dsl"),
+    ),
+    Family(
+        "flashinfer",
+        root=("$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer", "~/.cache/flashinfer"),
+        fingerprint=(*_MACHINE, "flashinfer-python", "torch"),
+    ),
+    # What our generator keeps; the name of each file is a key over everything it depends on.
+    Family(
+        PROGRAMS,
+        root=("$XDG_CACHE_HOME/triton-bundler/programs", "~/.cache/triton-bundler/programs"),
+        patterns=("*.json",),
+        fingerprint=("python", "torch", "triton", "triton-bundler"),
+    ),
+)
+FAMILIES = {family.name: family for family in _KNOWN}
+
+
+def find_family(name: str, declared: Iterable[Family] = ()) -> Family:
+    """Return the family of this name; one that the user declared comes before ours.
+
+    Raises:
+        NotFound: there is none.
+    """
+    known = {**FAMILIES, **{family.name: family for family in declared}}
+    found = known.get(name)
+    if found is None:
+        raise NotFound(
+            f"no family {name!r} is declared{_meant(name, known)}; known are {', '.join(known)}:"
+            " declare it in a file, --family FILE, or as a bundler.Family",
+            name=name,
+        )
+    return found
+
+
+def declared_family(name: str, declared: Iterable[Family]) -> Family | None:
+    """Return the family of this name as `find_family` does, None where there is none."""
+    try:
+        return find_family(name, declared)
+    except NotFound:
+        return None
+
+
+def check_facts(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a fact that is no part of a fingerprint; raises `ConfigError` with the nearest
+    name.
+    """
+    check_names(given, known, "fact", "part of a fingerprint")
+
+
+def check_names(given: Iterable[str], known: Collection[str], what: str, kind: str) -> None:
+    """Refuse a name that is none of those known; raises `ConfigError` with the nearest one."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{what} {name!r}: no {kind} is called so{_meant(name, known)}; expected of"
+                f" {', '.join(sorted(known))}",
+                name=name,
+            )
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

@@ -15,18 +15,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundler.errors import NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors
 from bundler.format.limits import MIB, Limits
+from bundler.format.opaque_files import TreeIndex
 from bundler.format.summary import Summarized, count, printable
-from bundler.format.tree_index import TreeIndex
-from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.trees.family import Family, place_of, rank_of, says_factors, takes
-from bundler.lifecycle.trees.known_families import check_choices, find_family
-from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
-from bundler.lifecycle.trees.tree_options import TreeOptions
-from bundler.lifecycle.trees.tree_plan import TreePlan, fact_names, read_trees
+from bundler.lifecycle.family import (
+    Family,
+    declared_family,
+    find_family,
+    place_of,
+    rank_of,
+    says_factors,
+    takes,
+)
+from bundler.lifecycle.kernel_directory import Rejected, read_file, walk_files
+from bundler.lifecycle.lifecycle_reports import RestoreOptions, TreeOptions
+from bundler.lifecycle.tree_plan import (
+    TreePlan,
+    check_choices,
+    compare_fingerprints,
+    fact_names,
+    read_trees,
+    shown,
+)
 from bundler.toolchain.machine_facts import machine_facts
 
 _FACTOR_BYTES = 1 * MIB
@@ -118,17 +130,13 @@ def explain_trees(
 
 
 def _beside_machine(one: _Described, options: TreeOptions) -> TreeExplanation:
-    try:
-        family = find_family(one.tree.family, options.families)
-    except NotFound:
-        family = None
+    family = declared_family(one.tree.family, options.families)
     names = fact_names(one.tree, family)
-    found = compare_fingerprints(
+    differing, unknown = compare_fingerprints(
         one.tree.fingerprint, {**machine_facts(names), **options.facts}, names
     )
-    unknown = (*found.unknown, *one.problems)
     return TreeExplanation(
-        one.tree.name, None, found.differing, (), unknown, same=not found.differing
+        one.tree.name, None, (*differing,), (), (*unknown, *one.problems), same=not differing
     )
 
 
@@ -141,18 +149,18 @@ def _beside(one: _Described, others: Sequence[_Described]) -> TreeExplanation:
         return TreeExplanation(one.tree.name, unknown=one.problems)
     named = [other for other in alike if other.tree.place == one.tree.place]
     nearest = min(named or alike, key=lambda other: (len(_differing(other, one)), other.tree.name))
-    found = compare_fingerprints(nearest.tree.fingerprint, one.tree.fingerprint)
+    differing, unknown = compare_fingerprints(nearest.tree.fingerprint, one.tree.fingerprint)
     factors = _differing(nearest, one)
-    unknown = [*found.unknown, *one.problems, *nearest.problems]
+    unknown += [*one.problems, *nearest.problems]
     if not named and not (one.factors and nearest.factors):
         unknown.append("no file says what the names of both were made of")
     return TreeExplanation(
         one.tree.name,
         nearest.tree.name,
-        found.differing,
+        tuple(differing),
         factors,
         tuple(unknown),
-        same=bool(named) and not found.differing,
+        same=bool(named) and not differing,
     )
 
 
@@ -193,11 +201,10 @@ def _describe(source: Bundle | str | os.PathLike[str], options: TreeOptions) -> 
 
 
 def _of_bundle(bundle: Bundle, options: TreeOptions) -> Iterator[_Described]:
-    plan = TreePlan(bundle, options)
+    plan = TreePlan(bundle, RestoreOptions(trees=options))
     for tree in read_trees(bundle):
-        try:
-            family = find_family(tree.family, options.families)
-        except NotFound:
+        family = declared_family(tree.family, options.families)
+        if family is None:
             yield _Described(
                 tree,
                 problems=(
@@ -220,17 +227,12 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
     contents: dict[str, dict[str, bytes | None]] = {}
     with os_errors(root, "read"):
         os.listdir(root)
-        for folder, subfolders, names in os.walk(root):
-            subfolders.sort()
-            inside = os.path.relpath(folder, root)
-            for name in sorted(names):
-                path = name if inside == os.curdir else f"{inside}/{name}"
+        for path in walk_files(root, lambda path: not os.path.islink(f"{root}/{path}"), []):
+            if takes(family, path):
                 place = place_of(family, path)
-                if not takes(family, path):
-                    continue
                 inner = path.removeprefix(f"{place}/") if place else path
                 contents.setdefault(place, {})[inner] = (
-                    _factor_bytes(folder, name) if says_factors(family, path) else None
+                    _factor_bytes(root, path) if says_factors(family, path) else None
                 )
     known = machine_facts(family.fingerprint) | dict(options.facts)
     for place, files in sorted(contents.items()):
@@ -246,7 +248,8 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
         yield _Described(tree, _without_ranks(found, family), problems)
 
 
-def _factor_bytes(folder: str, name: str) -> bytes | None:
+def _factor_bytes(root: str, path: str) -> bytes | None:
+    folder, name = os.path.split(os.path.join(root, path))
     try:
         data = read_file(folder, name, Limits(file_bytes=_FACTOR_BYTES))
     except OSError:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TreeIndex`: which files of a bundle make up a directory tree of a server's cache, and where in
-it the kernels lie.
+"""What the opaque files of a bundle are, by their paths: trees of servers' caches, plans of programs,
+and else files of Inductor's cache, which torch executes or unpickles.
 
 ::
 
     @families/<family>/<sha256>            a chunk of a file, once for all files that are equal
     @families/<family>/<sha256>.tree.json  the index of one tree: its place below the family's root, fingerprint, files, kernels
+    programs/NAME.program.json             data, validated by a replay: it calls listed operators alone
+    programs/NAME.code-program.json        calls operators of users or other libraries: needs trust in code
 
-Both are opaque files of the bundle, so every reader of bundles can carry them.
-`bundler/lifecycle/trees/family_pack.py` writes indexes, `bundler/lifecycle/trees/tree_plan.py` reads them.
+`TreeIndex` says which files make up a directory tree of a server's cache, and where in it the
+kernels lie; `bundler/lifecycle/family_pack.py` writes indexes, `bundler/lifecycle/tree_plan.py` reads
+them.  `emit` names the plans of programs, `run` looks for them, and a restore leaves both out.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from msgspec import Meta, Struct
 
 from bundler.errors import FormatError, UnsafeName, UnsupportedVersion
 from bundler.format.digest import digest_raw, digest_text, sha256
-from bundler.format.names import GROUP_PREFIX, check_kernel_key
+from bundler.format.names import GROUP_PREFIX, check_kernel_key, path_with_members
 from bundler.format.summary import Summarized
 
 PREFIX = "@families"
@@ -38,6 +41,10 @@ _DEPTH, _CHARACTERS, _COMPONENT_BYTES = 32, 1024, 255
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # Made at a restore, never taken from a bundle.
 _OURS_ALONE = (GROUP_PREFIX, "tmp.bundler.")
+
+
+_PROGRAMS, _PROGRAM_SUFFIX, _CODE_SUFFIX = "programs/", ".program.json", ".code-program.json"
+_PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 
 
 class TreeFile(Summarized, Struct, frozen=True, gc=False):
@@ -224,11 +231,56 @@ def _check_unique(
     paths = [path for path, _, _ in files]
     if len(set(paths)) != len(paths):
         raise FormatError("an index of a tree names a file twice")
-    folders = {
-        path[:end] for path in paths for end, character in enumerate(path) if character == "/"
-    } | {*kernels}
-    for path in paths:
-        if path in folders:
-            raise FormatError(
-                f"an index of a tree names {path!r} as a file and as a directory", name=path
-            )
+    path = path_with_members(paths, kernels)
+    if path is not None:
+        raise FormatError(
+            f"an index of a tree names {path!r} as a file and as a directory", name=path
+        )
+
+
+# --------------------------------------------------------------------------------------- Programs
+
+
+def program_path(name: str, *, code: bool = False) -> str:
+    """Return where the plan of a program stands in a bundle.
+
+    Args:
+        name: of the program.
+        code: whether it calls operators that need trust in code.
+
+    Raises:
+        UnsafeName: the name is no plain one.
+    """
+    if not _PROGRAM.fullmatch(name):
+        raise UnsafeName(
+            f"program {name!r:.80}: expected a name of up to 128 letters, digits and any of _"
+            " . + -",
+            name=name,
+        )
+    return f"{_PROGRAMS}{name}{_CODE_SUFFIX if code else _PROGRAM_SUFFIX}"
+
+
+def program_name(path: str) -> str | None:
+    """Return the name of the program whose plan stands at a path; None for any other file."""
+    suffix = _CODE_SUFFIX if path.endswith(_CODE_SUFFIX) else _PROGRAM_SUFFIX
+    if not (path.startswith(_PROGRAMS) and path.endswith(suffix)):
+        return None
+    name = path[len(_PROGRAMS) : -len(suffix)]
+    return name if _PROGRAM.fullmatch(name) else None
+
+
+def is_program_path(path: str) -> bool:
+    """Whether an opaque file of a bundle is the plan of a program."""
+    return program_name(path) is not None
+
+
+def is_code_path(path: str) -> bool:
+    """Whether an opaque file of a bundle is the plan of a program that calls code of others."""
+    return is_program_path(path) and path.endswith(_CODE_SUFFIX)
+
+
+def is_cache_path(path: str) -> bool:
+    """Whether an opaque file of a bundle belongs to Inductor's cache, where torch executes or
+    unpickles it.
+    """
+    return not is_tree_path(path) and not is_program_path(path)

@@ -4,6 +4,9 @@
 `TuningFolder` is the folder; a look-up in it returns `Hit` or `Miss`.  Our tuners
 (`bundler/runtime/tuning/result_lookup.py`) and the command `tune` read and write there; recordings
 and `pack` take records along with `with_tunings`, and a restore calls `place_tunings`.
+`tuning_counters` says what tuners of this process found and spent, and how much time their look-ups
+of records saved: `runtime/tuning` counts, the report of a process has the numbers
+(`integrations/process_report.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextlib
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bundler.errors import FormatError
-from bundler.format.bundle import Bundle
+from bundler.fork_safety import after_fork
+from bundler.format.bundle import Bundle, with_parts
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.candidate_timings import (
     MAX_FILE_BYTES,
@@ -195,22 +200,11 @@ def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
     found = list(pairs)
     if not found:
         return bundle
-    known = {tuning.record: tuning for tuning in bundle.observed.tunings}
-    best: dict[str, Pair] = {id_of(r): (r, known.get(id_of(r))) for r in bundle.tuning_records}
-    for record, tuning in found:
-        held = best.get(id_of(record))
-        if held is None or _faster(record, tuning, held):
-            best[id_of(record)] = (record, tuning)
-    records = [record for record, _ in best.values()]
-    tunings = merge_tunings((), [tuning for _, tuning in best.values() if tuning is not None])
-    return Bundle(
-        Content.of(bundle.content.entries, records),
-        replace(bundle.observed, tunings=tunings),
-        bundle.blobs,
-        writable=bundle.writable,
-        variants_dropped=bundle.variants_dropped,
-        left_out=bundle.left_out,
-    )
+    kept = _fastest([*tunings_of(bundle), *found])
+    records = [record for record, _ in kept]
+    tunings = merge_tunings((), [tuning for _, tuning in kept if tuning is not None])
+    content = Content.of(bundle.content.entries, records)
+    return with_parts(bundle, content, replace(bundle.observed, tunings=tunings))
 
 
 def _for_the_owner(path: str, flags: int) -> int:
@@ -227,12 +221,16 @@ def tunings_of(bundle: Bundle) -> list[Pair]:
     same parts, the faster one.
     """
     known = {tuning.record: tuning for tuning in bundle.observed.tunings}
+    return _fastest((record, known.get(id_of(record))) for record in bundle.tuning_records)
+
+
+def _fastest(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return of two records for the same parts the faster or else the first."""
     best: dict[str, Pair] = {}
-    for record in bundle.tuning_records:
-        pair = (record, known.get(id_of(record)))
-        held = best.get(id_of(record))
-        if held is None or _faster(*pair, held):
-            best[id_of(record)] = pair
+    for pair in pairs:
+        held = best.setdefault(id_of(pair[0]), pair)
+        if _faster(*pair, held):
+            best[id_of(pair[0])] = pair
     return list(best.values())
 
 
@@ -265,13 +263,8 @@ def winners_only(bundle: Bundle) -> Bundle:
         for t in bundle.observed.tunings
     )
     observed = Observed(seen, bundle.observed.environments, tunings)
-    return Bundle(
-        Content.of(entries, bundle.tuning_records),
-        observed,
-        bundle.blobs,
-        writable=bundle.writable,
-        variants_dropped=bundle.variants_dropped,
-    )
+    content = Content.of(entries, bundle.tuning_records)
+    return with_parts(bundle, content, observed, left_out=())
 
 
 def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
@@ -291,3 +284,69 @@ def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
         folder.put(record, tuning)
         written += 1
     return written
+
+
+# ------------------------------------------------------------------------------- What tuners saved
+
+_US_OF_S = 1_000_000
+
+
+@dataclass(frozen=True)
+class TuningCounters:
+    """What tuners of this process did so far; a snapshot that does not change.
+
+    Attributes:
+        found: tuning keys whose config a record told.
+        untimed: how many of these records do not say what their tuning took.
+        seconds_saved: what the tunings of the others took where they were made: compiles and
+            measurements.
+        tuned: tuning keys that were searched here.
+        seconds_spent: what that took.
+    """
+
+    found: int = 0
+    untimed: int = 0
+    seconds_saved: float = 0.0
+    tuned: int = 0
+    seconds_spent: float = 0.0
+
+
+class _Meter:
+    """Counts for the process; safe from any thread, and from nought in a forked child."""
+
+    def __init__(self) -> None:
+        self._reset()
+        after_fork(self._reset)
+
+    def _reset(self) -> None:
+        self._lock, self.now = threading.Lock(), TuningCounters()
+
+    def found(self, tuning: Tuning | None) -> None:
+        """Count a record that was used in place of a search, with what that took."""
+        spent_s = 0.0 if tuning is None else (tuning.compile_us + tuning.measure_us) / _US_OF_S
+        with self._lock:
+            now = self.now
+            self.now = replace(
+                now,
+                found=now.found + 1,
+                untimed=now.untimed + (spent_s == 0),
+                seconds_saved=round(now.seconds_saved + spent_s, 6),
+            )
+
+    def tuned(self, tuning: Tuning) -> None:
+        """Count a search."""
+        spent_s = (tuning.compile_us + tuning.measure_us) / _US_OF_S
+        with self._lock:
+            self.now = replace(
+                self.now,
+                tuned=self.now.tuned + 1,
+                seconds_spent=round(self.now.seconds_spent + spent_s, 6),
+            )
+
+
+METER = _Meter()
+
+
+def tuning_counters() -> TuningCounters:
+    """Return what tuners of this process did so far."""
+    return METER.now
