@@ -42,8 +42,7 @@ from bundler.project import install, page
 from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.jit import jit_modules
 from bundler.store.store_urls import local_directory, with_settings
-from bundler.toolchain import directories, driver_modules, identity, ptxas, targets
-from bundler.toolchain.inductor import inductor_caches
+from bundler.toolchain import directories, driver_modules, identity, inductor_caches, ptxas, targets
 from bundler.toolchain.keys import keytext
 from bundler.toolchain.recording import child_recording
 from bundler.toolchain.recording.manager_environment import MANAGER_VARIABLE
@@ -61,7 +60,7 @@ _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 _LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 _MISSING = """
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain import inductor_caches, inductor_tuners
 print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_tuners.NEEDED))))
 """
 _PATH_COUNTS = """

@@ -20,7 +20,7 @@ from bundler.format.constant_values import Value
 from bundler.format.digest import sha256
 from bundler.format.entries import Kernel, Target
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import compile_call, jit_specialization, option_defaults
+from bundler.toolchain import compile_call, jit_specialization
 from bundler.toolchain.argument_specs import recorded_arguments
 
 IR_KIND = "ttir"
@@ -130,7 +130,7 @@ class Retarget:
     ) -> None:
         source, function = found
         arguments, values = recorded_arguments(facts)
-        options, dropped = option_defaults.chosen_options(facts, kernel.target, target)
+        options, dropped = compile_call.chosen_options(facts, kernel.target, target)
         constants = {
             name: compile_call.decode_value(
                 value, lambda place, digest: self._function(place, digest, target)
@@ -144,7 +144,7 @@ class Retarget:
             why = f"{target.backend} has no option {', '.join(dropped)}; left out"
             self.plan.notes.append((kernel.name, str(target), why))
         for name, there, here in (
-            option_defaults.other_defaults(facts, kernel.target, target) if jobs else ()
+            compile_call.other_defaults(facts, kernel.target, target) if jobs else ()
         ):
             why = (
                 f"{name}={there} is the default of {kernel.target.backend} and taken for not"
@@ -166,14 +166,14 @@ class Retarget:
 
     def _add_ir(self, kernel: Kernel, facts: LaunchFacts, target: Target) -> None:
         text = self._ir(kernel, target)
-        options, dropped = option_defaults.chosen_options(facts, kernel.target, target)
+        options, dropped = compile_call.chosen_options(facts, kernel.target, target)
         job = Job(
             kernel.name,
             SourceRef("ir", kernel.name, data=text),
             (),
             (),
             (),
-            option_defaults.encoded(options),
+            compile_call.encoded(options),
             target,
             facts=facts.to_bytes(),
         )
@@ -236,7 +236,7 @@ def _call_identity(kernel: Kernel, facts: LaunchFacts) -> bytes:
     """Return what recordings of one call for several targets have in common."""
     plain = replace(
         facts,
-        options=option_defaults.chosen_named(facts, kernel.target),
+        options=compile_call.chosen_named(facts, kernel.target),
         attributes=tuple(_without_range(facts.attributes)),
     )
     parts = dict(kernel.parts.parts) if kernel.parts is not None else {}

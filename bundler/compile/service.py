@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from bundler import observers
 from bundler.compile.compile_job import Compiled, Job, source_job
-from bundler.compile.engine_messages import host_of
+from bundler.compile.engine_worker import host_of
 from bundler.compile.executor_pool import ExecutorPool
 from bundler.compile.job_futures import (
     CompileFuture,
@@ -33,7 +33,6 @@ from bundler.compile.job_futures import (
     outcome_of,
     resolve_scope,
 )
-from bundler.compile.pool_tasks import Task, TaskOutcome, shared_leases
 from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
 from bundler.compile.worker_messages import JobEnvironment, as_failure, resolve
 from bundler.compile.worker_pool import (
@@ -42,9 +41,10 @@ from bundler.compile.worker_pool import (
     TIMEOUT_S,
     WorkerPool,
     check_limits,
+    shared_leases,
     worker_count,
 )
-from bundler.compile.worker_processes import WorkerPlan
+from bundler.compile.worker_processes import Task, TaskOutcome, WorkerPlan
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.format.bundle_file import open_regular

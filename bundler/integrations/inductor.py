@@ -32,9 +32,8 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore
 from bundler.lifecycle.restore_plan import Only, opened
 from bundler.project import install
-from bundler.toolchain import directories, identity
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
-from bundler.toolchain.inductor.inductor_graphs import RewrittenEntries, rewrite
+from bundler.toolchain import directories, identity, inductor_caches, inductor_tuners
+from bundler.toolchain.inductor_tuners import RewrittenEntries, rewrite
 from bundler.user_warnings import warn
 
 __all__ = ["compile_generated", "load", "load_generated", "save"]

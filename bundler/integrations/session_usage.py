@@ -45,8 +45,8 @@ class UsedKernels:
         # At the end of the session, when nobody waits for a kernel.
         from bundler.lifecycle.collection import collect_recorded
         from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
-        from bundler.toolchain.inductor import inductor_tuners
-        from bundler.toolchain.recording import loaded_kernels
+        from bundler.toolchain import inductor_tuners
+        from bundler.toolchain.recording import compile_listener
 
         with self._lock:
             events = list(self._events.values())
@@ -55,7 +55,7 @@ class UsedKernels:
             kernels.add_spooled(event)
         # A forked child has its parent's caches, which the parent gathers.
         if self._pid == os.getpid():
-            for found in loaded_kernels.loaded_kernels():
+            for found in compile_listener.loaded_kernels():
                 kernels.add_event(found, JIT_CACHE)
             for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
                 if directory not in kernels:

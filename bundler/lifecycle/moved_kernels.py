@@ -28,9 +28,8 @@ from bundler.lifecycle.kernel_placement import planned
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.rekeyed_kernels import with_hash
 from bundler.package_loggers import logger
-from bundler.toolchain import instances
+from bundler.toolchain import instances, rekeyed_key
 from bundler.toolchain.instances import being_imported
-from bundler.toolchain.replay import rekeyed_key
 
 # In a device binary: it says where an assert failed by a number of a line, or, on AMD, where a text
 # that may hold one is printed.

@@ -24,10 +24,9 @@ from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
 from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
-from bundler.toolchain import instances
+from bundler.toolchain import inductor_tuners, instances
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.inductor import inductor_tuners
-from bundler.toolchain.recording import loaded_kernels
+from bundler.toolchain.recording import compile_listener
 from bundler.toolchain.recording.child_recording import ChildSpool
 from bundler.toolchain.recording.compile_listener import listening
 
@@ -207,7 +206,7 @@ class Recording:
             kernels.add_event(event, LISTENER)
         if self._spool is not None:
             add_spool(kernels, self._spool)
-        for event in loaded_kernels.loaded_kernels():
+        for event in compile_listener.loaded_kernels():
             kernels.add_event(event, JIT_CACHE)
         for directory in (*watch.appeared(), *inductor_tuners.loaded_directories()):
             if directory not in kernels:

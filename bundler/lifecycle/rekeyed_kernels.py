@@ -113,7 +113,7 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     if kernel.parts is None or kernel.launch.facts is None:
         raise ToolchainMismatch("what its key was made of is not known, since it came by pack")
     # Every restore imports this module, and hardly one derives a key.
-    from bundler.toolchain.replay import rekeyed_key
+    from bundler.toolchain import rekeyed_key
 
     key, parts = rekeyed_key.key_here(kernel.key, kernel.launch.facts, kernel.parts, kernel.target)
     data = with_hash(bundle.read(kernel.metadata), kernel.key, key)

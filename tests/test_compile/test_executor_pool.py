@@ -23,8 +23,7 @@ from waiting import until
 
 from bundler.compile import executor_pool
 from bundler.compile.compile_job import SourceRef
-from bundler.compile.engine_messages import Compiler, EngineMessage, compiler_variables
-from bundler.compile.engine_worker import run_job
+from bundler.compile.engine_worker import Compiler, EngineMessage, compiler_variables, run_job
 from bundler.compile.service import CompileService
 from bundler.compile.worker_pool import LEAST_SHARE_BYTES, memory_share
 from bundler.errors import (

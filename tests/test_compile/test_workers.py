@@ -18,8 +18,8 @@ from service_work import HERE, is_alive, job
 from waiting import until
 
 from bundler.compile import worker_pool, worker_processes
-from bundler.compile.pool_tasks import Task
 from bundler.compile.worker_messages import JobEnvironment
+from bundler.compile.worker_processes import Task
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied
 
 # Longer than a lease lasts.
@@ -375,7 +375,7 @@ def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypa
 @pytest.mark.serial
 def test_leases_are_renewed(service, monkeypatch, starts):
     """A compile that takes longer than a lease lasts keeps it."""
-    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.worker_pool.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -388,7 +388,7 @@ def test_leases_are_renewed(service, monkeypatch, starts):
 
 def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
     """Who holds a lease and is gone delays the others by no more than the lease."""
-    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.worker_pool.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)

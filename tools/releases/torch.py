@@ -21,8 +21,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from bundler.toolchain import identity
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain import identity, inductor_caches, inductor_tuners
 from tools.shared import measurement, processes, programs
 
 TESTS = "tests/test_integrations/test_inductor.py"

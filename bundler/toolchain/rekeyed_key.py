@@ -6,7 +6,7 @@ Two things besides the kernel move its key: the hash of Triton's binary, which d
 Python versions of one release, and on AMD before Triton 3.9 the path where Triton is installed.
 Where nothing else differs, the key is computed anew by Triton's own code, from the launch facts.
 
-`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests`
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `device_caches`
 uses `option_here`.
 
 `key_moved` does the same for a kernel of which only the lines differ;
@@ -39,7 +39,7 @@ from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.keys import keytext
 from bundler.toolchain.keys.encoding import TRITON_DIR_TEXT
-from bundler.toolchain.keys.source_lines import hashes_at, lines_parts, source_lines
+from bundler.toolchain.keys.keytext import hashes_at, lines_parts, source_lines
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
