@@ -58,14 +58,14 @@ from bundler.package_loggers import logger
 from bundler.project import VERSION
 from bundler.toolchain import identity
 from bundler.toolchain.identity import installed_triton
-from bundler.toolchain.ptxas import ptxas_version
+from bundler.toolchain.ptxas import ptxas_for
 
-PROTOCOL = 2
+PROTOCOL = 3
 # What a message may have in one member.
 Text = Annotated[str, msgspec.Meta(max_length=DEFAULT_LIMITS.string_bytes)]
 Data = Annotated[bytes, msgspec.Meta(max_length=DEFAULT_LIMITS.manifest_bytes)]
 # What `Compiler.differences` calls the parts of a compiler.
-_PARTS = ("triton-bundler", "Python", "Triton", "Triton's library", "ptxas")
+_PARTS = ("Python", "Triton", "Triton's library", "ptxas")
 # What the name of a program's directory begins with.
 CLIENT_DIRECTORY = "triton-bundler-client-"
 # What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program
@@ -118,11 +118,10 @@ def host_of(worker: str) -> str:
 
 
 class Compiler(Struct, array_like=True, frozen=True):
-    """What decides about a kernel's key and bytes on a machine: our release, Python, Triton, its
-    library and ptxas.
+    """What decides about a kernel's key and bytes on a machine beside our release, which is compared
+    before: Python, Triton, its library and ptxas.
     """
 
-    bundler: Text
     python: Text
     triton: Text
     library: Text
@@ -132,13 +131,11 @@ class Compiler(Struct, array_like=True, frozen=True):
     def here(target: Target) -> Compiler:
         """Return what this process has for a target."""
         installed = installed_triton()
-        is_cuda = target.backend == "cuda" and target.arch.isdecimal()
         return Compiler(
-            VERSION,
             f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}",
             (installed.release if installed is not None else None) or "none",
             (installed.binary if installed is not None else None) or "none",
-            (ptxas_version(int(target.arch)) if is_cuda else None) or "none",
+            ptxas_for(target) or "none",
         )
 
     def differences(self, here: Compiler) -> list[str]:

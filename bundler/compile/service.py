@@ -51,7 +51,7 @@ from bundler.format.bundle_file import open_regular
 from bundler.format.entries import Target
 from bundler.toolchain.directories import triton_cache_dir
 from bundler.toolchain.identity import installed_triton
-from bundler.toolchain.ptxas import ptxas_version
+from bundler.toolchain.ptxas import ptxas_for
 
 PERFORM, PRELOAD = (
     "bundler.compile.compile_worker:compile_job",
@@ -612,7 +612,7 @@ class Context:
         now = JobEnvironment.now()
         if now != self._last:
             self._last = now
-            self._environment = _digest(repr(now.to_wire()))
+            self._environment = _digest(repr(now))
             self._toolchains.clear()
 
     def _source(self, path: str) -> tuple[str, bool]:
@@ -635,13 +635,7 @@ class Context:
 
     def _toolchain(self, target: Target) -> str:
         if target not in self._toolchains:
-            installed = installed_triton()
-            ptxas = (
-                ptxas_version(int(target.arch))
-                if target.backend == "cuda" and target.arch.isdecimal()
-                else None
-            )
-            self._toolchains[target] = repr((installed, ptxas))
+            self._toolchains[target] = repr((installed_triton(), ptxas_for(target)))
         return self._toolchains[target]
 
 

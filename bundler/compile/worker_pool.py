@@ -3,9 +3,9 @@
 compile; used by the service.
 
 One thread owns the processes, and exists while there is work or processes stand ready; other
-threads only change the queue and wake it. A task goes to a free worker, to a new one, or to a busy
-one that will begin with it right after its own (`_next_worker`). Code of users, above all callbacks
-of futures, runs in that thread too, but never under the pool's lock.
+threads only change the queue and wake it. A task goes to a free worker or to a new one
+(`_next_worker`). Code of users, above all callbacks of futures, runs in that thread too, but never
+under the pool's lock.
 
 `TaskLeases`: of the processes of one host, one compiles a kernel, while the others go on with other
 tasks; `shared_leases` is where the service gets leases from.
@@ -265,7 +265,7 @@ class WorkerPool:
         self._last_thread: threading.Thread | None = None
         self._processes: WorkerProcesses | None = None
         self._after: deque[Callable[[], None]] = deque()
-        self._generation = self._warm = self._count = self._lost = 0
+        self._generation = self._warm = self._lost = 0
         self._quiet = False
 
     def submit(self, task: Task) -> CompileFuture[TaskOutcome]:
@@ -492,30 +492,16 @@ class WorkerPool:
 
     def _expire(self, processes: WorkerProcesses, now_s: float) -> None:
         for worker in list(processes.workers.values()):
-            task, following = worker.task, worker.next_task
+            task = worker.task
             if task is None:
                 continue
             if task.future.cancelled() or now_s >= task.deadline_s:
-                self._end_worker(processes, worker)
+                self._finish(worker)
+                processes.kill(worker)
                 if not task.future.cancelled():
                     self._settle(task, error=task.timed_out())
-            elif (
-                following is not None
-                and following.future.cancelled()
-                and processes.retract(worker) is following
-            ):
-                self._leases.release(following)
-            for one in worker.tasks:
-                self._leases.renew(one, now_s)
-
-    def _end_worker(self, processes: WorkerProcesses, worker: Worker) -> None:
-        """End a worker whose task is over; the task that it was sent for afterwards goes to another
-        one.
-        """
-        self._finish(worker)
-        if worker.task is not None:
-            self._again(self._finish(worker))
-        processes.kill(worker)
+            else:
+                self._leases.renew(task, now_s)
 
     def _assign(self, processes: WorkerProcesses, now_s: float) -> None:
         due = [task for task in self._later if task.not_before_s <= now_s]
@@ -523,7 +509,7 @@ class WorkerPool:
             task for task in self._later if task.not_before_s > now_s and not task.future.done()
         ]
         self._queue.extendleft(reversed(due))  # tasks that waited for another process come first
-        while self._queue or self._take_back(processes):
+        while self._queue:
             worker = _next_worker(processes, self._size, self._generation)
             if worker is None:
                 break
@@ -538,23 +524,8 @@ class WorkerPool:
         self._quiet = self._quiet and self._is_busy(processes)
         self._changed.notify_all()
 
-    def _take_back(self, processes: WorkerProcesses) -> bool:
-        """Take back a task that some worker was sent ahead and has not begun, where another worker
-        has nothing to do, or may be forked: it must not wait for a slow one.
-        """
-        staying = processes.staying()
-        if len(staying) >= self._size and all(worker.tasks for worker in staying):
-            return False
-        for worker in processes.workers.values():
-            task = processes.retract(worker)
-            if task is not None:
-                self._again(task)
-                return True
-        return False
-
     def _give(self, processes: WorkerProcesses, worker: Worker, task: Task) -> None:
-        self._count += 1
-        task.number, task.started_s = self._count, None
+        task.started_s = None
         try:
             processes.send(worker, task)
         except FormatError as error:  # too large
@@ -566,19 +537,16 @@ class WorkerPool:
             self._handle_answer(event)
         elif isinstance(event, WorkerEnded):
             worker = event.worker
-            following = worker.next_task
             if worker.task is not None:
                 self._worker_died(self._finish(worker), event, worker.printed_since_start())
-            if following is not None:
-                self._again(self._finish(worker))
             worker.close()
         self._changed.notify_all()
 
     def _handle_answer(self, answer: Answer) -> None:
-        worker, (what, number, *rest) = answer.worker, answer.message
+        worker, (what, *rest) = answer.worker, answer.message
         task = worker.task
-        if task is None or number != task.number:
-            return  # the answer to a task that was cancelled or ran out of time
+        if task is None:
+            return  # the answer to a task that was cancelled or ran out of time: this worker ends
         if what == "started":
             (worker.said,) = wire.fields(rest, "start", int)
             task.started_s = time.monotonic()
@@ -613,7 +581,7 @@ class WorkerPool:
     def _finish(self, worker: Worker) -> Task:
         task = worker.task
         assert task is not None
-        worker.task, worker.next_task = worker.next_task, None
+        worker.task = None
         self._leases.release(task)
         return task
 
@@ -631,8 +599,8 @@ class WorkerPool:
 
 
 def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return the worker for the next task: a free one, forked now if there may be one more, else a
-    busy one that can be sent a task ahead; None when there is neither.
+    """Return the worker for the next task: a free one, or one that is forked now if there may be
+    one more; None when there is neither.
 
     Idle workers of an older generation, which imported a module that has changed since, are
     dismissed.
@@ -642,17 +610,7 @@ def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Work
             return worker
         if worker.task is None:
             processes.dismiss(worker)
-    staying = processes.staying()
-    if len(staying) < size:
-        return processes.fork(generation)
-    # Sent ahead, a task begins without a message in between.  A worker that has begun with a task
-    # is up; one that is still starting may never get to a second task.
-    for worker in staying:
-        task = worker.task
-        is_up = task is not None and task.started_s is not None and not task.future.done()
-        if is_up and worker.next_task is None and worker.generation == generation:
-            return worker
-    return None
+    return processes.fork(generation) if len(processes.staying()) < size else None
 
 
 def _adjust(processes: WorkerProcesses, warm: int, generation: int, *, quiet: bool) -> None:

@@ -27,7 +27,6 @@ from bundler.backends.port import Lease
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.worker_messages import (
     PROTOCOL,
-    TOKEN_BYTES,
     FrameReader,
     JobEnvironment,
     failure,
@@ -73,8 +72,6 @@ class Task:
         environment: for the worker.
         timeout_s: how long `perform` may take; None for ever.
         future: gets the outcome.
-        number: counts what is sent to workers, so that a late answer to an earlier try is told
-            apart.
         deaths: how many workers it has ended.
         misses: how many workers died before they began with it.
         submitted_s, started_s: on the monotonic clock.
@@ -89,7 +86,6 @@ class Task:
     environment: JobEnvironment
     timeout_s: float | None
     future: CompileFuture[TaskOutcome] = field(init=False)
-    number: int = 0
     deaths: int = 0
     misses: int = 0
     submitted_s: float = 0.0
@@ -182,30 +178,18 @@ class Worker:
     generation: int
     channel: socket.socket
     output: IO[bytes]
-    tokens: tuple[int, int]
     frames: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     environment: JobEnvironment | None = None
     pid: int | None = None
     said: int = 0
     leaving: bool = False
-    # The task that it works on, and the one that it was sent ahead, to begin right afterwards.
     task: Task | None = None
-    next_task: Task | None = None
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that it has: none, one or two."""
-        return [task for task in (self.task, self.next_task) if task is not None]
 
     def close(self) -> None:
         """Release its descriptors, once it has ended."""
         self.channel.close()
         self.output.close()
-        tokens, self.tokens = self.tokens, (-1, -1)
-        for descriptor in tokens:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def printed_since_start(self) -> str:
         """Return what it printed since its job began."""
@@ -297,59 +281,34 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the worker
-        # A job's token is in the pipe until its worker begins with it, or the service takes the job
-        # back.
-        tokens = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        worker = Worker(self._count, generation, ours, output, tokens)
+        worker = Worker(self._count, generation, ours, output)
         self._count += 1
         self.workers[worker.number] = worker
         self._selector.register(ours, selectors.EVENT_READ, worker)
         with theirs:
-            self._order(
-                "fork", worker.number, descriptors=[theirs.fileno(), output.fileno(), tokens[0]]
-            )
+            self._order("fork", worker.number, descriptors=[theirs.fileno(), output.fileno()])
         return worker
 
     def tasks(self) -> list[Task]:
         """Return the tasks that workers have."""
-        return [task for worker in self.workers.values() for task in worker.tasks]
+        return [worker.task for worker in self.workers.values() if worker.task is not None]
 
     def staying(self) -> list[Worker]:
         """Return the workers that may get tasks."""
         return [worker for worker in self.workers.values() if not worker.leaving]
 
     def send(self, worker: Worker, task: Task) -> None:
-        """Send a task to a worker that has at most one, with its environment where that is not the
-        same as before.
+        """Send a task to a worker that has none, with its environment where that is not the same as
+        before.
 
         Raises:
             FormatError: the task is larger than a message may be; nothing was sent.
         """
-        changed = None if worker.environment == task.environment else task.environment.to_wire()
-        worker.unsent += frame([task.number, task.name, task.payload, changed])
+        changed = None if worker.environment == task.environment else task.environment
+        worker.unsent += frame([task.name, task.payload, changed])
         worker.environment = task.environment
-        if worker.task is None:
-            worker.task = task
-        else:
-            worker.next_task = task
-        os.write(worker.tokens[1], task.number.to_bytes(TOKEN_BYTES, "little"))
+        worker.task = task
         self._flush(worker)
-
-    def retract(self, worker: Worker) -> Task | None:
-        """Take back the task that a worker was sent ahead; None when it has none or has begun with
-        it.
-
-        The pipe of tokens decides: of the worker and this process only one can read the task's
-        token.
-        """
-        task = worker.next_task
-        if task is None:
-            return None
-        with contextlib.suppress(BlockingIOError):
-            if int.from_bytes(os.read(worker.tokens[0], TOKEN_BYTES), "little") == task.number:
-                worker.next_task = None
-                return task
-        return None
 
     def kill(self, worker: Worker) -> None:
         """End a worker and what it started; `WorkerEnded` follows."""

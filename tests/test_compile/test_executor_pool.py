@@ -125,7 +125,7 @@ def test_a_share_of_the_machine_is_the_bound_by_default():
 
 @pytest.mark.parametrize(
     ("part", "named"),
-    [("bundler", "triton-bundler"), ("python", "Python"), ("triton", "Triton"), ("ptxas", "ptxas")],
+    [("python", "Python"), ("triton", "Triton"), ("ptxas", "ptxas")],
 )
 def test_a_worker_of_another_compiler_refuses(on, engine, monkeypatch, part, named):
     """The job fails before it is compiled, and the error names the worker and what it has
