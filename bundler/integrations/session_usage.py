@@ -45,7 +45,7 @@ class UsedKernels:
         # At the end of the session, when nobody waits for a kernel.
         from bundler.lifecycle.collection import collect_recorded
         from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
-        from bundler.toolchain import inductor_tuners
+        from bundler.toolchain import inductor_caches
         from bundler.toolchain.recording import compile_listener
 
         with self._lock:
@@ -57,7 +57,7 @@ class UsedKernels:
         if self._pid == os.getpid():
             for found in compile_listener.loaded_kernels():
                 kernels.add_event(found, JIT_CACHE)
-            for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
+            for directory in (*self._watch.appeared(), *inductor_caches.loaded_directories()):
                 if directory not in kernels:
                     kernels.add_directory(directory)
         roots = {recorded.root for recorded in kernels}

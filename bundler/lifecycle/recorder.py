@@ -24,7 +24,7 @@ from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
 from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
 from bundler.lifecycle.tuning.tuning_directory import tuning_listeners, with_tunings
-from bundler.toolchain import inductor_tuners, instances
+from bundler.toolchain import inductor_caches, instances
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.recording import compile_listener
 from bundler.toolchain.recording.child_recording import ChildSpool
@@ -208,7 +208,7 @@ class Recording:
             add_spool(kernels, self._spool)
         for event in compile_listener.loaded_kernels():
             kernels.add_event(event, JIT_CACHE)
-        for directory in (*watch.appeared(), *inductor_tuners.loaded_directories()):
+        for directory in (*watch.appeared(), *inductor_caches.loaded_directories()):
             if directory not in kernels:
                 kernels.add_directory(directory)
         return kernels

@@ -28,10 +28,10 @@ from bundler.format.entries import Target
 from bundler.format.launch_spec import LaunchFacts, Named, Path
 from bundler.toolchain.declared_target import declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
+from bundler.toolchain.encoding import encode_value, portable_value
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.instances import pick, subtypes
 from bundler.toolchain.jit_specialization import CompileRequest, hash_again
-from bundler.toolchain.keys.encoding import encode_value, portable_value
 from bundler.toolchain.recording.compile_listener import listening
 
 

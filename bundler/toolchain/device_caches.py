@@ -38,7 +38,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -62,7 +61,7 @@ from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
 from bundler.toolchain.instances import when_imported
 from bundler.toolchain.jit_specialization import functions_of, hash_again, stopped_run
-from bundler.toolchain.keys.keytext import kernel_key_here
+from bundler.toolchain.keytext import kernel_key_here, text_hash
 from bundler.toolchain.rekeyed_key import hashed_function, option_here
 
 # What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the
@@ -340,9 +339,12 @@ class DeviceCaches:
         for function in functions:
             if vars(function).get(_FILLED, {}).get(device) == self._offers:
                 vars(function)[_SILENT] = set(function.device_caches[device][0])
-        request = Request(call.place, call.signature, call.constants, call.options, call.attributes)
-        if self.instead_of_compiling(call.function, call.device, request) is not None:
-            vars(call.function).setdefault(_SILENT, set()).add(call.place)
+        place, asking = call["key"], call["self"]
+        request = Request(
+            place, call["signature"], call["constexprs"], call["options"], call["attrs"]
+        )
+        if self.instead_of_compiling(asking, call["device"], request) is not None:
+            vars(asking).setdefault(_SILENT, set()).add(place)
 
     def _await(self, function: Any) -> None:
         """Fill a function that is being defined when its module is whole; one that no import makes
@@ -667,7 +669,7 @@ def _held(functions: list[Any]) -> Iterator[None]:
 def difference(function: Any, parts: KeyParts) -> str:
     """Return which recorded part of a source differs from that of a function, in words."""
     recorded = dict(parts.parts)
-    text = hashlib.sha256(function.src.encode("utf-8", "replace")).hexdigest()
+    text = text_hash(function.src)
     place = f"{function.module}.{function.__qualname__}"
     if recorded.get("source.text", text) != text:
         return f"source.text: the code of {place} was edited"

@@ -18,7 +18,7 @@ searched for, or may contain them, are ever referenced.  `compile_call` searches
 functions that a kernel calls.
 
 Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`,
-`inductor_tuners`, `tuner_caches` and `device_caches` ask for instances; the last two are told of
+`inductor_caches`, `tuner_caches` and `device_caches` ask for instances; the last two are told of
 each that is made (`when_made`).
 """
 

@@ -79,7 +79,19 @@ class ImitatedDriver(DeclaredDriver):
 
     def __init__(self, target: Target, device: TargetDevice) -> None:
         super().__init__(target)
-        self.utils = _ImitatedUtilities(device, target)
+        properties: dict[str, Any] = {
+            "max_shared_mem": device.shared_memory_per_block_optin,
+            "max_num_regs": device.regs_per_multiprocessor,
+            "multiprocessor_count": device.multi_processor_count,
+            "warpSize": target.warp_size,
+            "sm_clock_rate": KILOHERTZ,
+            "mem_clock_rate": KILOHERTZ,
+            "mem_bus_width": 1024,
+        }
+        if target.backend == "hip":
+            properties["arch"] = target.arch
+        # What Triton's driver keeps in its helper library, as far as programs ask for it.
+        self.utils = SimpleNamespace(get_device_properties=lambda _device=0: dict(properties))
 
     def set_current_device(self, _device: int) -> None:
         """Accept any device: all are alike."""
@@ -110,27 +122,6 @@ class ImitatedDriver(DeclaredDriver):
 
     def clear_cache(self, _cache: Any) -> None:
         """Do nothing: there is no cache."""
-
-
-class _ImitatedUtilities:
-    """What Triton's driver keeps in its helper library, as far as programs ask for it."""
-
-    def __init__(self, device: TargetDevice, target: Target) -> None:
-        self._properties: dict[str, Any] = {
-            "max_shared_mem": device.shared_memory_per_block_optin,
-            "max_num_regs": device.regs_per_multiprocessor,
-            "multiprocessor_count": device.multi_processor_count,
-            "warpSize": target.warp_size,
-            "sm_clock_rate": KILOHERTZ,
-            "mem_clock_rate": KILOHERTZ,
-            "mem_bus_width": 1024,
-        }
-        if target.backend == "hip":
-            self._properties["arch"] = target.arch
-
-    def get_device_properties(self, _device: int = 0) -> dict[str, Any]:
-        """Return the device's properties, as Triton names them."""
-        return dict(self._properties)
 
 
 def benchmark_once(

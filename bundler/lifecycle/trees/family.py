@@ -21,7 +21,7 @@ from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.tree_index import check_family_name, check_tree_path
 from bundler.settings_files import toml_of
-from bundler.toolchain.machine_facts import misspelled
+from bundler.toolchain.identity import misspelled
 
 # Locks, and what a program that was killed had not finished.
 UNFINISHED = ("**/*.lock", "**/*.tmp", "**/tmp*", "**/tmp*/**", "**/__pycache__/**")

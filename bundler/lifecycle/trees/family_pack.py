@@ -39,7 +39,7 @@ from bundler.lifecycle.trees.family import (
 )
 from bundler.lifecycle.trees.known_families import check_facts, find_family
 from bundler.toolchain import identity
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 from bundler.user_warnings import warn
 
 RANKS = "ranks"

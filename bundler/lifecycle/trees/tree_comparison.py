@@ -27,7 +27,7 @@ from bundler.lifecycle.trees.known_families import check_choices, find_family
 from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
 from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.lifecycle.trees.tree_plan import TreePlan, fact_names, read_trees
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 
 _FACTOR_BYTES = 1 * MIB
 _VALUE_CHARACTERS = 80

@@ -32,7 +32,7 @@ from bundler.lifecycle.trees.family import Family, takes
 from bundler.lifecycle.trees.known_families import check_choices, find_family
 from bundler.lifecycle.trees.tree_fingerprint import compare_fingerprints, shown
 from bundler.lifecycle.trees.tree_options import TreeOptions
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 
 _RANKS = "ranks"
 # Ranks of one host, and of many, have equal files: so often what a bundle holds may be written.

@@ -21,7 +21,7 @@ from bundler.format.launch_spec import Named, TuningRecord
 from bundler.runtime.configs import COUNTS, Config
 from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.toolchain.compile_call import decode_value
-from bundler.toolchain.keys.encoding import encode_value
+from bundler.toolchain.encoding import encode_value
 
 # Part of each tuning key: another way to measure or to choose gets another number.
 METHOD = "1"

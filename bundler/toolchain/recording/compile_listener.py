@@ -28,8 +28,8 @@ from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
 from bundler.project import install
 from bundler.toolchain import compile_frames, instances
+from bundler.toolchain.encoding import as_tuples
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
-from bundler.toolchain.keys.encoding import as_tuples
 from bundler.toolchain.targets import current_device
 
 _LOG = logger("bundler.toolchain")
@@ -76,37 +76,27 @@ class CompileListener:
     def __init__(self) -> None:
         self.errors: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
-        self._counts: dict[Callback, int] = {}
         self._callbacks: tuple[Callback, ...] = ()
         self._link: _Link | None = None
 
     def attach(self, callback: Callback) -> None:
-        """Begin to call `callback`; attaching it again only adds one to the number of `detach`
-        calls it takes to stop.
-
-        Imports Triton.
+        """Begin to call `callback`.  Imports Triton.
 
         Raises:
             RecordingError: Triton is not installed, or has no compilation listener.
         """
         compilation = _compilation_knobs()
         with self._lock:
-            self._counts[callback] = self._counts.get(callback, 0) + 1
-            self._callbacks = tuple(self._counts)
+            self._callbacks = (*self._callbacks, callback)
             if self._link is None:
                 self._link = _Link(self, compilation.listener)
                 compilation.listener = self._link
 
     def detach(self, callback: Callback) -> None:
-        """Undo one `attach`; does nothing for a callback that is not attached."""
+        """Undo `attach`; does nothing for a callback that is not attached."""
         with self._lock:
-            remaining = self._counts.get(callback, 0) - 1
-            if remaining > 0:
-                self._counts[callback] = remaining
-            else:
-                self._counts.pop(callback, None)
-            self._callbacks = tuple(self._counts)
-            if not self._counts:
+            self._callbacks = tuple(one for one in self._callbacks if one != callback)
+            if not self._callbacks:
                 self._cut()
 
     def heard(self, compile_now: Callable[[], object]) -> CompileEvent:
@@ -140,7 +130,6 @@ class CompileListener:
         thread runs.
         """
         self._lock = threading.Lock()  # another thread of the parent may have held it
-        self._counts = {}
         self._callbacks = ()
         self._cut()
 
@@ -238,7 +227,7 @@ def loaded_kernels() -> Iterator[CompileEvent]:
     for.
 
     The options are rebuilt from the kernel's metadata, which compiler passes may have changed
-    since: whether they are those of the key is for `capture.key_parts` to prove.  A kernel whose
+    since: whether they are those of the key is for `keytext.key_parts` to prove.  A kernel whose
     compile is still running is left out; one that cannot be read is left out with a log line.
     Nothing when Triton is not imported.  Which functions are known, says `instances`; looking for
     them takes 0.1 s where torch is imported.

@@ -2,7 +2,12 @@
 """`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into
 named parts, and hashed again to prove them.
 
-`capture` and `jit_specialization` compute keys with it, `rekeyed_key` those of another build.
+`jit_specialization` computes keys with it, `rekeyed_key` those of another build.
+
+`launch_facts`, `key_parts`, `toolchain_of`: from the live objects of one compile to data.  They only
+read; the one thing that they run of others' code is Triton's own computing of the key.  They can be
+called later than the compile and from another thread, as long as the kernel's source was not edited
+in between.  Recordings and spooled records are made with them.
 
 `source_lines`, `hashes_at`: what Triton's hash of a JIT function would be, did it and its helpers
 stand at other lines.  Triton's hash of a function holds the number of its first line, and the
@@ -17,7 +22,9 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import inspect
 import os
+import re
 import stat
 import sys
 import threading
@@ -25,13 +32,23 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART
+from bundler.format.constant_values import Value
+from bundler.format.entries import Toolchain
+from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
+from bundler.format.launch_spec import Argument, LaunchFacts
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
 from bundler.toolchain.compile_frames import source_text
+from bundler.toolchain.encoding import (
+    encode_type,
+    encode_value,
+    portable_text,
+    portable_value,
+    render,
+)
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
-from bundler.toolchain.keys.encoding import encode_value, portable_text, portable_value, render
+from bundler.toolchain.ptxas import ptxas_version, short_version
 
 _LOG = logger("bundler.toolchain")
 
@@ -54,7 +71,7 @@ def recompute(
             "the key of %s cannot be recomputed: %s", getattr(src, "name", "a kernel"), error
         )
         return None
-    return _sha256(text)
+    return text_hash(text)
 
 
 def kernel_key_here(source: Any, backend: Any, options: Any) -> str | None:
@@ -97,7 +114,7 @@ def named_parts(
     for name, text in _all_parts(src, backend, options, env_vars, stages_key):
         encoded = text.encode("utf-8", "replace")
         too_long = len(encoded) > DEFAULT_LIMITS.string_bytes
-        yield name, f"sha256:{_sha256(text)}" if too_long else encoded.decode()
+        yield name, f"sha256:{text_hash(text)}" if too_long else encoded.decode()
 
 
 def _all_parts(
@@ -108,7 +125,7 @@ def _all_parts(
     yield "backend.name", str(backend.target.backend)
     yield "backend.hash", portable_text(str(backend.hash()))
     if stages_key:
-        yield "backend.stages", _sha256(stages_key)
+        yield "backend.stages", text_hash(stages_key)
     yield from _option_parts(options)
     for name, value in sorted(env_vars.items()):
         yield f"env.{name}", str(value)
@@ -122,7 +139,7 @@ def _triton_parts(options: Any) -> Iterator[Part]:
         yield "triton.binary", installed.binary
     triton_key = getattr(sys.modules.get("triton.runtime.cache"), "triton_key", None)
     if triton_key is not None:
-        yield "triton.code", _sha256(triton_key())
+        yield "triton.code", text_hash(triton_key())
     directory = triton_dir()
     if directory is not None and paths_count(options) and directory in str(vars(options)):
         # Such a kernel misses in any other installation, and only this part can say so; not as a
@@ -134,7 +151,7 @@ def location_text(directory: str) -> str:
     """Return what stands for an install directory in key parts: enough to tell two apart, and no
     path.
     """
-    return _sha256(directory)[:16]
+    return text_hash(directory)[:16]
 
 
 def _ast_parts(src: Any) -> Iterator[Part]:
@@ -142,7 +159,7 @@ def _ast_parts(src: Any) -> Iterator[Part]:
     yield "source.name", str(src.name)
     text = source_text(src)
     if text is not None:
-        yield "source.text", _sha256(text)
+        yield "source.text", text_hash(text)
     if hasattr(src.fn, "starting_line_number"):
         yield "source.line", str(src.fn.starting_line_number)
     yield from place_parts(src.fn)
@@ -160,7 +177,7 @@ def _ast_parts(src: Any) -> Iterator[Part]:
 def _ir_parts(src: Any) -> Iterator[Part]:
     yield "source.name", str(src.name)
     yield "source.format", str(src.ext)
-    yield "source.text", _sha256(src.src)
+    yield "source.text", text_hash(src.src)
     yield "source.hash", str(src.hash())
 
 
@@ -195,7 +212,7 @@ def paths_count(options: Any) -> bool:
     Told by the hash itself: it is that of the plain rendering of all fields.
     """
     plain = "_".join(f"{name}-{value}" for name, value in vars(options).items())
-    return bool(_sha256(plain) == options.hash())
+    return bool(text_hash(plain) == options.hash())
 
 
 def _file_digest(path: str) -> str:
@@ -214,7 +231,8 @@ def _digest_of(path: str, _size_bytes: int, _mtime_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sha256(text: str) -> str:
+def text_hash(text: str) -> str:
+    """Return the SHA-256 of a text in UTF-8, as hexadecimal text."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
@@ -266,7 +284,7 @@ def place_parts(fn: Any) -> Iterator[tuple[str, str]]:
     path = getattr(fn, "file_name", None) or getattr(code, "co_filename", None)
     if not isinstance(path, str) or not path_counts():
         return
-    yield PATH_PART, hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()[:_DIGITS]
+    yield PATH_PART, text_hash(path)[:_DIGITS]
     column = getattr(fn, "def_file_col_number", None)
     if column is not None:
         yield COLUMN_PART, str(column)
@@ -341,8 +359,7 @@ def _found(function: Any) -> SourceLines | None:
     hashed = function.hash
     if digest is None or (hashed is not None and hashed not in hashes_at(function, lines)):
         return None
-    text = f"lines of functions, 1: {digest}"
-    return SourceLines(hashlib.sha256(text.encode()).hexdigest(), lines)
+    return SourceLines(text_hash(f"lines of functions, 1: {digest}"), lines)
 
 
 class _RelinedFunctions:
@@ -408,3 +425,98 @@ class _RelinedFunctions:
             getter.__code__, known, getter.__name__, getter.__defaults__, getter.__closure__
         )
         return type(kind.__name__, (kind,), {"cache_key": property(hashed)})
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def launch_facts(src: Any, options: Any) -> LaunchFacts:
+    """Return what Triton's metadata lacks.
+
+    Args:
+        src: Triton's `ASTSource` (or Gluon's), or an `IRSource`, which has a signature only.
+        options: the backend's options object, or None when they are not known; Triton's install
+            directory inside them becomes a placeholder, so that two installations give equal facts.
+    """
+    fn = getattr(src, "fn", None)
+    chosen = vars(options) if options is not None else {}
+    return LaunchFacts(
+        source_kind="ir" if fn is None else "ast",
+        arguments=tuple(_argument(param) for param in getattr(fn, "params", ())),
+        signature=tuple((str(name), encode_type(kind)) for name, kind in src.signature.items()),
+        constants=_by_path(getattr(src, "constants", None)),
+        attributes=_by_path(getattr(src, "attrs", None)),
+        options=tuple(
+            (name, encode_value(portable_value(value))) for name, value in sorted(chosen.items())
+        ),
+    )
+
+
+def _argument(param: Any) -> Argument:
+    default = param.default
+    return Argument(
+        name=param.name,
+        annotation=_ADDRESS.sub("", str(param.annotation)),
+        default=None if default is inspect.Parameter.empty else encode_value(default),
+        constexpr=bool(param.is_constexpr),
+        do_not_specialize=bool(param.do_not_specialize),
+        do_not_specialize_on_alignment=bool(param.do_not_specialize_on_alignment),
+    )
+
+
+def _by_path(mapping: Mapping[Any, Any] | None) -> tuple[tuple[tuple[int, ...], Value], ...]:
+    return tuple(
+        (tuple(path), encode_value(value)) for path, value in sorted((mapping or {}).items())
+    )
+
+
+def key_parts(
+    src: Any,
+    backend: Any,
+    options: Any,
+    env_vars: Mapping[str, str],
+    key_hash: str,
+    stages_key: str | None = None,
+) -> KeyParts:
+    """Return the named parts of a kernel's key, in a fixed order.
+
+    `proven` says that recomputing the key from the same objects gave `key_hash`.  The same compile
+    in another process, with another installation of the same Triton or from another checkout gives
+    the same parts.  A part that cannot be had is left out.
+
+    Args:
+        src, backend, options: Triton's objects of the compile.
+        env_vars: the environment that is part of the key.
+        key_hash: the kernel's hash, as hexadecimal text.
+        stages_key: what a stage inspection hook added to the key; None asks the hook that is
+            installed now, if any.
+    """
+    if stages_key is None:
+        stages_key = stages_key_now()
+    parts = named_parts(src, backend, options, env_vars, stages_key)
+    return KeyParts(
+        tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash
+    )
+
+
+def toolchain_of(backend_name: str, arch: int | str) -> Toolchain:
+    """Return who compiles for a target in this process; for use after such a compile.
+
+    Triton asks ptxas for its version once a process and keeps the answer; that answer, which its
+    keys were made with, is the one returned here.
+    """
+    installed = installed_triton() or Toolchain()
+    ptxas = None
+    if backend_name == "cuda" and str(arch).isdecimal():
+        ptxas = _ptxas_in_use(int(arch)) or ptxas_version(int(arch))
+    return Toolchain(installed.release, installed.binary, ptxas)
+
+
+def _ptxas_in_use(arch: int) -> str | None:
+    answer = getattr(sys.modules.get("triton.backends.nvidia.compiler"), "get_ptxas_version", None)
+    if answer is None:
+        return None
+    try:
+        return short_version(answer(arch))
+    except (RuntimeError, OSError, ValueError):
+        return None
