@@ -42,9 +42,15 @@ from bundler.project import install, page
 from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.jit import jit_modules
 from bundler.store.store_urls import local_directory, with_settings
-from bundler.toolchain import directories, driver_modules, identity, ptxas, targets
-from bundler.toolchain.inductor import inductor_caches
-from bundler.toolchain.keys import keytext
+from bundler.toolchain import (
+    directories,
+    driver_modules,
+    identity,
+    inductor_caches,
+    keytext,
+    ptxas,
+    targets,
+)
 from bundler.toolchain.recording import child_recording
 from bundler.toolchain.recording.manager_environment import MANAGER_VARIABLE
 from bundler.toolchain.recording.manager_environment import SESSION_MANAGER as MANAGER
@@ -61,12 +67,12 @@ _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 _LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 _MISSING = """
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
-print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_tuners.NEEDED))))
+from bundler.toolchain.inductor_caches import NEEDED, NEEDED_TO_KEEP, missing
+print(*missing(dict.fromkeys((*NEEDED, *NEEDED_TO_KEEP))))
 """
 _PATH_COUNTS = """
 import triton.runtime.jit, triton.knobs
-from bundler.toolchain.keys import keytext
+from bundler.toolchain import keytext
 print(keytext.path_counts())
 """
 # Imports a manager as Triton does, which knows the class by the name of its base.

@@ -26,7 +26,7 @@ from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.tree_comparison import counted, explain_trees
-from bundler.toolchain.inductor.inductor_caches import expected_compiler
+from bundler.toolchain.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run

@@ -29,7 +29,7 @@ from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.program_plan import KernelChoice, ProgramPlan
-from bundler.toolchain.option_defaults import float8_types
+from bundler.toolchain.compile_call import float8_types
 from bundler.toolchain.tuner_toolchain import source_part
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from typing import Any
 
 from bundler.backends import file_steps
 from bundler.backends.port import Unread
-from bundler.compile.private_files import errors_of, is_trusted, user_directory, write_whole
+from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
 from bundler.errors import BundlerError, FormatError
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.listeners import program_listeners

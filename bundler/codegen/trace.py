@@ -26,7 +26,7 @@ from bundler.codegen.decompositions import decompositions
 from bundler.codegen.device_tracing import tracing_for
 from bundler.errors import ConfigError, UnsupportedOperator
 from bundler.runtime.program.program_inputs import is_lazy
-from bundler.toolchain.user_lines import recorded_lines
+from bundler.toolchain.user_frames import recorded_lines
 
 # Key of a graph's `meta`: place of a result -> its `InputView`, where it shares an input's memory.
 # A functional graph itself does not say so.

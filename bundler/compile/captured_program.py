@@ -62,14 +62,9 @@ class CaptureRequest:
         return CaptureRequest(**json.loads(text))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run and compile; returns the program's exit status, 1 when it crashed."""
-    request, *arguments = argv
-    return capture_program(CaptureRequest.from_text(request), arguments)
-
-
 def capture_program(request: CaptureRequest, arguments: Sequence[str]) -> int:
-    """Run a program under capture; write bundle and report.
+    """Run a program under capture; write bundle and report; returns the program's exit status, 1
+    when it crashed.
 
     Raises:
         BundlerError: what was captured cannot be compiled at all, or not be written.
@@ -180,6 +175,6 @@ _CODE_OF: dict[Kind, Callable[[str, ModuleType], tuple[CodeType, str, str]]] = {
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(capture_program(CaptureRequest.from_text(sys.argv[1]), sys.argv[2:]))
     except BundlerError as error:
         sys.exit(f"error: {error.message}")

@@ -37,8 +37,8 @@ from bundler.format.launch_spec import (
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join, known_facts
 from bundler.toolchain import compile_call, identity, jit_specialization
+from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.keys.encoding import encode_value
 
 SourceKind = Literal["module", "text", "ir"]
 _KINDS = ("module", "text", "ir")

@@ -33,10 +33,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from bundler.compile.compile_job import Job, perform
 from bundler.compile.worker_messages import (
     PROTOCOL,
-    TOKEN_BYTES,
     FrameReader,
     JobEnvironment,
     as_failure,
@@ -144,7 +145,7 @@ class _Server:
         return self._control.fileno() not in ready or self._obey()
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 2)
         if not data:
             return False
         what, *rest = wire.unpack(data, "order")
@@ -176,7 +177,7 @@ class _Server:
         self._say("ready", PROTOCOL, VERSION)
         return True
 
-    def _fork(self, number: int, channel: int, words: int, tokens: int) -> None:
+    def _fork(self, number: int, channel: int, words: int) -> None:
         server = os.getpid()
         child = os.fork()
         if child == 0:
@@ -185,7 +186,7 @@ class _Server:
                 self._control.close()
                 _become_worker(server, words, self._memory_bytes)
                 with socket.socket(fileno=channel) as connection:
-                    _work(connection, tokens, self._perform, self._cache_dir)
+                    _work(connection, self._perform, self._cache_dir)
                 sys.stdout.flush()
             finally:
                 os._exit(0)
@@ -194,7 +195,7 @@ class _Server:
         # compiler, which would otherwise be outside of it.
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
-        for descriptor in (channel, words, tokens):
+        for descriptor in (channel, words):
             os.close(descriptor)
         self._workers[number] = child
         self._say("forked", number, child)
@@ -267,35 +268,18 @@ def _become_worker(server: int, words: int, memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def _work(connection: socket.socket, tokens: int, work: Perform, cache_dir: str) -> None:
-    frames, claim = FrameReader(), _Claim(tokens)
+def _work(connection: socket.socket, work: Perform, cache_dir: str) -> None:
+    frames = FrameReader()
     while data := connection.recv(1 << 20):
-        for number, name, payload, environment in frames.feed(data):
+        for name, payload, environment in frames.feed(data):
             if environment is not None:
-                JobEnvironment.from_wire(environment).apply()
-            if not claim.of(number):
-                continue
+                msgspec.convert(environment, JobEnvironment).apply()
             begin = _begin_output()
-            connection.sendall(frame(["started", number, begin]))
-            answer, usable = _answer(number, name, payload, work, cache_dir, begin)
+            connection.sendall(frame(["started", begin]))
+            answer, usable = _answer(name, payload, work, cache_dir, begin)
             connection.sendall(answer)
             if not usable:
                 return
-
-
-class _Claim:
-    """Tells whether this worker may begin a job: numbers grow, and the pool has read the token of a
-    job that it took back.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens, self._latest = tokens, 0
-
-    def of(self, number: int) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            while self._latest < number and (token := os.read(self._tokens, TOKEN_BYTES)):
-                self._latest = int.from_bytes(token, "little")
-        return self._latest == number
 
 
 def _begin_output() -> int:
@@ -318,12 +302,12 @@ def _printed(begin: int) -> str:
 
 
 def _answer(
-    number: int, name: str, payload: bytes, work: Perform, cache_dir: str, begin: int
+    name: str, payload: bytes, work: Perform, cache_dir: str, begin: int
 ) -> tuple[bytes, bool]:
     started = time.perf_counter()
     try:
         result = work(payload, cache_dir)
-        return frame(["done", number, result, time.perf_counter() - started]), True
+        return frame(["done", result, time.perf_counter() - started]), True
     except MemoryError:
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
         said = (
@@ -331,7 +315,7 @@ def _answer(
             " service a larger memory_bytes, or the kernel smaller blocks"
         )
         error = failure(name, "out of memory", said, traceback.format_exc(), WorkerDied)
-        return frame(["failed", number, encode_error(error)]), False
+        return frame(["failed", encode_error(error)]), False
     except BaseException as error:  # noqa: BLE001  # also SystemExit: the job fails, not the worker
         told = with_printed(as_failure(name, error, traceback.format_exc()), _printed(begin))
-        return frame(["failed", number, encode_error(told)]), True
+        return frame(["failed", encode_error(told)]), True

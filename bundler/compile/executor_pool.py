@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ExecutorPool`: tasks are done by the workers of an engine, through its
-`concurrent.futures.Executor`; in place of a `WorkerPool`.  `job_groups.py` decides what goes when.
+`concurrent.futures.Executor`; in place of a `WorkerPool`.  `JobGroups` decides what goes when.
 
 The engine has workers, queue and placement; here is what a service promises beyond that: a task
 whose worker is lost is tried again once, an executor that broke is made anew where there is a
@@ -10,23 +10,27 @@ an engine's futures run in the engine's own threads, which must not be kept busy
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
+import math
 import os
 import queue
 import secrets
 import shutil
+import statistics
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.dask_futures import always_ending
-from bundler.compile.engine_messages import (
+from bundler.compile.engine_worker import (
     CLIENT_DIRECTORY,
     Compiler,
     Died,
@@ -40,13 +44,11 @@ from bundler.compile.engine_messages import (
     compiler_variables,
     host_of,
     read_answer,
+    run_job,
 )
-from bundler.compile.engine_worker import run_job
 from bundler.compile.job_futures import CompileFuture
-from bundler.compile.job_groups import JobGroups
-from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.worker_messages import as_failure, decode_error, failure
-from bundler.compile.worker_processes import WorkerPlan
+from bundler.compile.worker_processes import Task, TaskOutcome, WorkerPlan
 from bundler.errors import BundlerError, ConfigError, FormatError, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.format import wire
@@ -64,6 +66,81 @@ EXECUTORS = 3
 _LOG = logger("bundler.compile")
 
 MakeExecutor = Callable[[], Executor]
+
+
+T = TypeVar("T")
+
+# Jobs are short where the middle one of the last so many took less.
+_LAST, _SHORT_S = 32, 0.1
+# A message has so many jobs at most, and work for about so long.
+_MOST, _GROUP_S = 16, 0.25
+# So many messages are out for each worker that has answered, and at least so many.
+_AHEAD, _LEAST = 4, 8
+# Without an answer for so long twice as many may go out: there may be workers that have nothing to
+# do and so were not heard of.
+PATIENCE_S = 0.5
+
+
+class JobGroups(Generic[T]):
+    """Jobs that wait to be sent: which go to an engine next, and how many in one message; not
+    thread-safe.
+
+    A message costs an engine milliseconds, however little there is to do for it.  Kernels that take
+    long go one by one and all at once, so that the engine sees how much there is and places each
+    where it likes.  Short ones go several in one message, and no more messages are out than keep
+    the workers busy.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[T, Hashable]] = deque()
+        self._seconds: deque[float] = deque(maxlen=_LAST)
+        self._workers: set[str] = set()
+        self._least, self._moved_s = _LEAST, 0.0
+
+    def add(self, job: T, kind: Hashable) -> None:
+        """Take a job; those of one kind may go together."""
+        if not self._waiting:
+            self._moved_s = time.monotonic()
+        self._waiting.append((job, kind))
+
+    def note(self, worker: str, seconds: list[float]) -> None:
+        """Take note of an answer: the worker's name, and how long each of its jobs took."""
+        self._workers.add(worker)
+        self._seconds.extend(seconds)
+        self._moved_s = time.monotonic()
+
+    def pause_s(self) -> float | None:
+        """Return after how many seconds without an answer to `take` again; None where nothing
+        waits.
+        """
+        rest_s = self._moved_s + PATIENCE_S - time.monotonic()
+        return max(0.0, rest_s) if self._waiting else None
+
+    def take(self, out: int) -> list[T]:
+        """Return the jobs of the next message while so many messages are out; empty where nothing
+        waits, or an answer is to be waited for.
+        """
+        if not self._waiting:
+            return []
+        if self._seconds and statistics.median(self._seconds) >= _SHORT_S:
+            return [self._waiting.popleft()[0]]
+        if self.pause_s() == 0.0:
+            self._least, self._moved_s = 2 * max(out, self._least), time.monotonic()
+        if out >= max(self._least, _AHEAD * len(self._workers)):
+            return []
+        return self._group()
+
+    def _group(self) -> list[T]:
+        # Of the mean, unlike the middle one: a few long ones among short ones are not grouped much.
+        mean_s = statistics.fmean(self._seconds) if self._seconds else _GROUP_S
+        size = math.ceil(_GROUP_S / max(mean_s, 0.001))
+        # Towards the end fewer go together, so that all workers have something to do.
+        share = math.ceil(len(self._waiting) / (2 * max(1, len(self._workers))))
+        first, kind = self._waiting.popleft()
+        group, size = [first], min(size, share, _MOST)
+        while len(group) < size and self._waiting and self._waiting[0][1] == kind:
+            group.append(self._waiting.popleft()[0])
+        return group
 
 
 @dataclass(eq=False)
@@ -510,3 +587,43 @@ def shut_down(executor: Executor, *, wait: bool) -> None:
         executor.shutdown(wait=wait, **more)
     except Exception:  # noqa: BLE001  # an engine that is gone has nothing left to shut down
         _LOG.warning("the executor could not be shut down", exc_info=True)
+
+
+# A client that is none of these takes tasks and drops them.
+_TAKES_TASKS = {"connecting", "running"}
+
+
+def always_ending(executor: Executor) -> Executor:
+    """Return an executor of Dask with futures of its client instead, which all end; any other as it
+    is.
+
+    `distributed`'s own executor (2026.8) has futures that nothing ends: one whose result was on its
+    way when the scheduler was lost, and one of a task that was given to a client while it closed.
+    A build would wait for them.
+    """
+    known = type(executor).__module__.partition(".")[0] == "distributed"
+    if known and hasattr(executor, "_client") and hasattr(executor, "_kwargs"):
+        return _DaskExecutor(executor)
+    return executor
+
+
+class _DaskExecutor(Executor):
+    """Has tasks done by the client of an executor of Dask, with that one's options.
+
+    Shutting it down does nothing: its pool waits for each future or cancels it, and Dask gives up
+    what nobody refers to.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._client, self._options = executor._client, executor._kwargs  # noqa: SLF001
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        task = self._client.submit(function, *given, **self._options, **named)
+        loop = self._client.loop.asyncio_loop
+        return asyncio.run_coroutine_threadsafe(self._result(task), loop)
+
+    async def _result(self, task: Any) -> Any:
+        # In the client's own thread, in which it also closes: it ends what it was given before.
+        if self._client.status not in _TAKES_TASKS:
+            raise ConnectionError("Dask's client was closed")
+        return await task

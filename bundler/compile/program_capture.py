@@ -8,7 +8,7 @@ that for the target.
         model(torch.randn(8, 1024, device="cuda")).sum().backward()
     capture.build().save("warm.tbundle")
 
-No tensor has memory, no kernel runs, and no GPU is asked. `toolchain/imitation/program_imitation.py` has the
+No tensor has memory, no kernel runs, and no GPU is asked. `toolchain/program_imitation.py` has the
 stand-ins; what was heard becomes jobs of the compile service, or of a forked child of this process
 (`ForkedCompiles`): a worker imports the module of a kernel again, and a captured program may have
 its kernels in a script whose import would run it, or inside a function. A child has the very
@@ -53,8 +53,8 @@ from bundler.format.summary import Reported
 from bundler.lifecycle.lifecycle_reports import Reasons
 from bundler.lifecycle.machine_store import Store
 from bundler.toolchain import compile_call
-from bundler.toolchain.imitation.program_imitation import ProgramImitation
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
+from bundler.toolchain.program_imitation import ProgramImitation
 
 _TWO_KEYS = (
     "is built under two keys: before Triton 3.9 its key depends on what a program hashed before it"

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from bundler import observers
 from bundler.compile.compile_job import Compiled, Job, source_job
-from bundler.compile.engine_messages import host_of
+from bundler.compile.engine_worker import host_of
 from bundler.compile.executor_pool import ExecutorPool
 from bundler.compile.job_futures import (
     CompileFuture,
@@ -33,7 +33,6 @@ from bundler.compile.job_futures import (
     outcome_of,
     resolve_scope,
 )
-from bundler.compile.pool_tasks import Task, TaskOutcome, shared_leases
 from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
 from bundler.compile.worker_messages import JobEnvironment, as_failure, resolve
 from bundler.compile.worker_pool import (
@@ -42,16 +41,17 @@ from bundler.compile.worker_pool import (
     TIMEOUT_S,
     WorkerPool,
     check_limits,
+    shared_leases,
     worker_count,
 )
-from bundler.compile.worker_processes import WorkerPlan
+from bundler.compile.worker_processes import Task, TaskOutcome, WorkerPlan
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.format.bundle_file import open_regular
 from bundler.format.entries import Target
 from bundler.toolchain.directories import triton_cache_dir
 from bundler.toolchain.identity import installed_triton
-from bundler.toolchain.ptxas import ptxas_version
+from bundler.toolchain.ptxas import ptxas_for
 
 PERFORM, PRELOAD = (
     "bundler.compile.compile_worker:compile_job",
@@ -612,7 +612,7 @@ class Context:
         now = JobEnvironment.now()
         if now != self._last:
             self._last = now
-            self._environment = _digest(repr(now.to_wire()))
+            self._environment = _digest(repr(now))
             self._toolchains.clear()
 
     def _source(self, path: str) -> tuple[str, bool]:
@@ -635,13 +635,7 @@ class Context:
 
     def _toolchain(self, target: Target) -> str:
         if target not in self._toolchains:
-            installed = installed_triton()
-            ptxas = (
-                ptxas_version(int(target.arch))
-                if target.backend == "cuda" and target.arch.isdecimal()
-                else None
-            )
-            self._toolchains[target] = repr((installed, ptxas))
+            self._toolchains[target] = repr((installed_triton(), ptxas_for(target)))
         return self._toolchains[target]
 
 

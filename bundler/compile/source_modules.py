@@ -11,11 +11,14 @@ module's name, never on the path: all three follow from the text here, so that k
 every machine.
 
 Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.
-`module_of_text` serves Inductor's generated modules too.
+`module_of_text` serves Inductor's generated modules too.  `write_whole` puts any file of this user's
+that is run later where only its owner can change it, also programs
+(`bundler/codegen/kept_programs.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.abc
 import importlib.util
@@ -23,19 +26,23 @@ import io
 import linecache
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 
 from bundler.backends import file_steps
+from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, UntrustedRoot
 from bundler.backends.port import Unread
 from bundler.compile.module_import import line_in
-from bundler.compile.private_files import errors_of, is_trusted, user_directory, write_whole
 from bundler.errors import (
+    AccessDenied,
+    BundlerError,
     CompileFailed,
     ConfigError,
     DigestMismatch,
     NotFound,
+    StoreFull,
     StoreUnavailable,
 )
 from bundler.fork_safety import ForkSafeLock
@@ -209,3 +216,43 @@ def _plain(text: str) -> bytes:
 
 def _errors() -> AbstractContextManager[None]:
     return errors_of("the directory of source modules")
+
+
+def user_directory(name: str) -> str:
+    """Return where files of a kind lie in the user's cache directory, which need not be there."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, "triton-bundler", name)
+
+
+def is_trusted(folder: str) -> bool:
+    """Whether there is a directory; one that others could write to raises `UntrustedRoot`."""
+    return file_steps.check_root(folder, file_steps.PRIVATE)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Put a whole file at `path`, in place of one that is there; its directory is made."""
+    folder = os.path.dirname(path)
+    file_steps.make_directories(folder, folder, file_steps.PRIVATE)
+    is_trusted(folder)
+    temporary = os.path.join(folder, file_steps.temporary_name())
+
+    def write_and_rename() -> None:
+        file_steps.write_new(temporary, data, file_steps.PRIVATE)
+        os.replace(temporary, path)
+
+    file_steps.with_temporary(temporary, write_and_rename)
+
+
+@contextlib.contextmanager
+def errors_of(directory: str) -> Iterator[None]:
+    """Raise this package's errors for those of the file system; `directory` says whose it is."""
+    kinds: dict[type[BackendError], type[BundlerError]] = {
+        BackendFull: StoreFull,
+        BackendDenied: AccessDenied,
+        UntrustedRoot: ConfigError,
+    }
+    try:
+        with file_steps.errors_by_meaning(directory, "use"):
+            yield
+    except BackendError as error:
+        raise kinds.get(type(error), StoreUnavailable)(str(error)) from error

@@ -7,9 +7,8 @@ data.
 ::
 
     frame     length (8 bytes, little-endian) + msgpack array
-    job       [number, name, payload, environment or nil]              pool -> worker
-    answers   ["started", number, where its output begins] | ["done", number, result, seconds] | ["failed", number, error]
-    token     number (8 bytes) in a pipe that both may read: the worker reads it to begin the job, the pool to take the job back
+    job       [name, payload, environment or nil]              pool -> worker
+    answers   ["started", where its output begins] | ["done", result, seconds] | ["failed", error]
 
 Both sides are one release of this package; `PROTOCOL` and the version are compared when the
 workers' server starts.
@@ -22,8 +21,9 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bundler import errors
 from bundler.errors import BundlerError, CompileFailed, FormatError, LimitExceeded
@@ -31,8 +31,7 @@ from bundler.format import wire
 from bundler.toolchain.diagnostics import telling_line
 from bundler.toolchain.recording.manager_environment import manager_environment
 
-PROTOCOL = 1
-TOKEN_BYTES = 8
+PROTOCOL = 2
 # The IR of the largest kernels seen is a few megabytes.
 MESSAGE_BYTES = 16 << 20
 # So much of the end of an error's message is sent.
@@ -51,8 +50,7 @@ _KINDS: dict[str, type[BundlerError]] = {
 }
 
 
-@dataclass(frozen=True)
-class JobEnvironment:
+class JobEnvironment(Struct, array_like=True, frozen=True):
     """Environment variables and import path for a job, as they were when it was submitted."""
 
     environment: tuple[tuple[bytes, bytes], ...]
@@ -67,19 +65,6 @@ class JobEnvironment:
         pairs = ((os.fsencode(name), os.fsencode(value)) for name, value in environment.items())
         return JobEnvironment(tuple(sorted(pairs)), path)
 
-    def to_wire(self) -> list[Any]:
-        """Return the positional form."""
-        return [[list(pair) for pair in self.environment], list(self.path)]
-
-    @staticmethod
-    def from_wire(data: Any) -> JobEnvironment:
-        """Decode what `to_wire` wrote."""
-        environment, path = wire.fields(data, "environment", list, list)
-        pairs: Any = tuple(
-            tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment
-        )
-        return JobEnvironment(pairs, tuple(wire.expect(entry, bytes, "path") for entry in path))
-
     def apply(self) -> None:
         """Set them in this process; variables that are not among them are removed."""
         wanted = dict(self.environment)
@@ -93,7 +78,7 @@ class JobEnvironment:
 
 def frame(message: list[Any]) -> bytes:
     """Return a message ready for a stream; raises `LimitExceeded` when it is too large."""
-    data = wire.pack(message)
+    data = wire.encode(message)
     if len(data) > MESSAGE_BYTES:
         raise LimitExceeded(
             f"a message of {len(data)} bytes for a compile worker is over the limit of"

@@ -3,9 +3,12 @@
 compile; used by the service.
 
 One thread owns the processes, and exists while there is work or processes stand ready; other
-threads only change the queue and wake it. A task goes to a free worker, to a new one, or to a busy
-one that will begin with it right after its own (`_next_worker`). Code of users, above all callbacks
-of futures, runs in that thread too, but never under the pool's lock.
+threads only change the queue and wake it. A task goes to a free worker or to a new one
+(`_next_worker`). Code of users, above all callbacks of futures, runs in that thread too, but never
+under the pool's lock.
+
+`TaskLeases`: of the processes of one host, one compiles a kernel, while the others go on with other
+tasks; `shared_leases` is where the service gets leases from.
 """
 
 from __future__ import annotations
@@ -13,18 +16,24 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from bundler.backends.backend_errors import BackendError, BackendUnavailable
+from bundler.backends.local import LocalBackend
+from bundler.backends.port import Lease
 from bundler.compile.job_futures import CompileFuture
-from bundler.compile.pool_tasks import TakeLease, Task, TaskLeases, TaskOutcome
 from bundler.compile.worker_messages import decode_error
 from bundler.compile.worker_processes import (
+    LONGEST_PAUSE_S,
     Answer,
     Event,
     ServerLost,
+    Task,
+    TaskOutcome,
     Worker,
     WorkerEnded,
     WorkerPlan,
@@ -34,6 +43,8 @@ from bundler.errors import BundlerError, ConfigError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format import wire
 from bundler.package_loggers import logger
+from bundler.toolchain.private_directory import TemporaryPlace
+from bundler.user_warnings import show
 
 # Beyond this, compiles of one program wait for memory and disk, not for cores.
 MOST_WORKERS = 32
@@ -57,7 +68,99 @@ MISSES = 5
 SERVERS = 3
 # A server that has not imported Triton by then never will.
 START_TIMEOUT_S = 120.0
+# Longer than a machine pauses; a holder that is killed delays the others by no more than this.
+LEASE_S = 30.0
+_ATTEMPTS = 3
+_NAME = "triton-bundler"
 _LOG = logger("bundler.compile")
+
+TakeLease = Callable[[str, float], Lease | None]
+
+
+class TaskLeases:
+    """The leases of one pool's tasks; for efficiency alone: where leases fail, two processes may
+    compile the same kernel.
+
+    Args:
+        take: asks for a lease by name and seconds; None while another process has it.
+    """
+
+    def __init__(self, take: TakeLease | None) -> None:
+        self._take = take
+        self._names: set[str] = set()
+
+    def may_start(self, task: Task, now_s: float) -> bool:
+        """Take a task's lease; when another process has it, say when to ask again, and return
+        False.
+        """
+        # Equal jobs of a pool are one task, so another task of that name is another job: names are
+        # few.
+        if self._take is None or task.lease_name in self._names:
+            return True
+        try:
+            task.lease = self._take(task.lease_name, LEASE_S)
+        except BackendError as error:
+            _LOG.warning("other processes of this host may compile the same kernels: %s", error)
+            self._take = None
+            return True
+        if task.lease is not None:
+            self._names.add(task.lease_name)
+            task.renew_s = now_s + LEASE_S / 3
+            return True
+        # jitter, no secret
+        task.not_before_s = now_s + task.pause_s * random.uniform(0.5, 1.0)  # noqa: S311
+        task.pause_s = min(2 * task.pause_s, LONGEST_PAUSE_S)
+        return False
+
+    def renew(self, task: Task, now_s: float) -> None:
+        """Prolong the lease of a task that runs, when it is time."""
+        if now_s >= task.renew_s and task.lease is not None:
+            task.renew_s = now_s + LEASE_S / 3
+            with contextlib.suppress(
+                BackendError
+            ):  # a renewal may fail twice before the lease runs out
+                task.lease.renew(LEASE_S)
+
+    def release(self, task: Task) -> None:
+        """Give a task's lease back, if it has one."""
+        lease, task.lease, task.renew_s = task.lease, None, math.inf
+        if lease is not None:
+            self._names.discard(task.lease_name)
+            with contextlib.suppress(BackendError):  # it expires by itself
+                # The lease's file may be busy, and an unreleased lease delays others by all of its
+                # time.
+                any(lease.release() for _ in range(_ATTEMPTS))
+
+
+class HostLeases:
+    """Leases among the processes of this user on this host, in a directory that is looked at before
+    each use.
+    """
+
+    def __init__(self) -> None:
+        self._place = TemporaryPlace(_NAME, show)
+        self._backend: LocalBackend | None = None
+
+    def take(self, name: str, ttl_s: float) -> Lease | None:
+        """Take a lease, None while another process has it.
+
+        Raises:
+            BackendError: leases cannot be had here.
+        """
+        try:
+            root = self._place.made()
+        except OSError as error:
+            raise BackendUnavailable(f"no directory for leases can be made: {error}") from error
+        if self._backend is None or self._backend.root != root:
+            self._backend = LocalBackend(root)
+        return self._backend.lease(name, ttl_s)
+
+
+def shared_leases() -> TakeLease | None:
+    """Return how to take a lease among the processes of this user on this host; None where users
+    have no numbers.
+    """
+    return HostLeases().take if hasattr(os, "getuid") else None
 
 
 def worker_count(workers: int | None) -> int:
@@ -162,7 +265,7 @@ class WorkerPool:
         self._last_thread: threading.Thread | None = None
         self._processes: WorkerProcesses | None = None
         self._after: deque[Callable[[], None]] = deque()
-        self._generation = self._warm = self._count = self._lost = 0
+        self._generation = self._warm = self._lost = 0
         self._quiet = False
 
     def submit(self, task: Task) -> CompileFuture[TaskOutcome]:
@@ -389,30 +492,16 @@ class WorkerPool:
 
     def _expire(self, processes: WorkerProcesses, now_s: float) -> None:
         for worker in list(processes.workers.values()):
-            task, following = worker.task, worker.next_task
+            task = worker.task
             if task is None:
                 continue
             if task.future.cancelled() or now_s >= task.deadline_s:
-                self._end_worker(processes, worker)
+                self._finish(worker)
+                processes.kill(worker)
                 if not task.future.cancelled():
                     self._settle(task, error=task.timed_out())
-            elif (
-                following is not None
-                and following.future.cancelled()
-                and processes.retract(worker) is following
-            ):
-                self._leases.release(following)
-            for one in worker.tasks:
-                self._leases.renew(one, now_s)
-
-    def _end_worker(self, processes: WorkerProcesses, worker: Worker) -> None:
-        """End a worker whose task is over; the task that it was sent for afterwards goes to another
-        one.
-        """
-        self._finish(worker)
-        if worker.task is not None:
-            self._again(self._finish(worker))
-        processes.kill(worker)
+            else:
+                self._leases.renew(task, now_s)
 
     def _assign(self, processes: WorkerProcesses, now_s: float) -> None:
         due = [task for task in self._later if task.not_before_s <= now_s]
@@ -420,7 +509,7 @@ class WorkerPool:
             task for task in self._later if task.not_before_s > now_s and not task.future.done()
         ]
         self._queue.extendleft(reversed(due))  # tasks that waited for another process come first
-        while self._queue or self._take_back(processes):
+        while self._queue:
             worker = _next_worker(processes, self._size, self._generation)
             if worker is None:
                 break
@@ -435,23 +524,8 @@ class WorkerPool:
         self._quiet = self._quiet and self._is_busy(processes)
         self._changed.notify_all()
 
-    def _take_back(self, processes: WorkerProcesses) -> bool:
-        """Take back a task that some worker was sent ahead and has not begun, where another worker
-        has nothing to do, or may be forked: it must not wait for a slow one.
-        """
-        staying = processes.staying()
-        if len(staying) >= self._size and all(worker.tasks for worker in staying):
-            return False
-        for worker in processes.workers.values():
-            task = processes.retract(worker)
-            if task is not None:
-                self._again(task)
-                return True
-        return False
-
     def _give(self, processes: WorkerProcesses, worker: Worker, task: Task) -> None:
-        self._count += 1
-        task.number, task.started_s = self._count, None
+        task.started_s = None
         try:
             processes.send(worker, task)
         except FormatError as error:  # too large
@@ -463,19 +537,16 @@ class WorkerPool:
             self._handle_answer(event)
         elif isinstance(event, WorkerEnded):
             worker = event.worker
-            following = worker.next_task
             if worker.task is not None:
                 self._worker_died(self._finish(worker), event, worker.printed_since_start())
-            if following is not None:
-                self._again(self._finish(worker))
             worker.close()
         self._changed.notify_all()
 
     def _handle_answer(self, answer: Answer) -> None:
-        worker, (what, number, *rest) = answer.worker, answer.message
+        worker, (what, *rest) = answer.worker, answer.message
         task = worker.task
-        if task is None or number != task.number:
-            return  # the answer to a task that was cancelled or ran out of time
+        if task is None:
+            return  # the answer to a task that was cancelled or ran out of time: this worker ends
         if what == "started":
             (worker.said,) = wire.fields(rest, "start", int)
             task.started_s = time.monotonic()
@@ -510,7 +581,7 @@ class WorkerPool:
     def _finish(self, worker: Worker) -> Task:
         task = worker.task
         assert task is not None
-        worker.task, worker.next_task = worker.next_task, None
+        worker.task = None
         self._leases.release(task)
         return task
 
@@ -528,8 +599,8 @@ class WorkerPool:
 
 
 def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return the worker for the next task: a free one, forked now if there may be one more, else a
-    busy one that can be sent a task ahead; None when there is neither.
+    """Return the worker for the next task: a free one, or one that is forked now if there may be
+    one more; None when there is neither.
 
     Idle workers of an older generation, which imported a module that has changed since, are
     dismissed.
@@ -539,17 +610,7 @@ def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Work
             return worker
         if worker.task is None:
             processes.dismiss(worker)
-    staying = processes.staying()
-    if len(staying) < size:
-        return processes.fork(generation)
-    # Sent ahead, a task begins without a message in between.  A worker that has begun with a task
-    # is up; one that is still starting may never get to a second task.
-    for worker in staying:
-        task = worker.task
-        is_up = task is not None and task.started_s is not None and not task.future.done()
-        if is_up and worker.next_task is None and worker.generation == generation:
-            return worker
-    return None
+    return processes.fork(generation) if len(processes.staying()) < size else None
 
 
 def _adjust(processes: WorkerProcesses, warm: int, generation: int, *, quiet: bool) -> None:

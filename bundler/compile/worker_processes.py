@@ -4,11 +4,15 @@ becomes of them.
 
 It decides nothing: the pool's thread calls it and gets events, `Answer`, `WorkerEnded` and
 `ServerLost`.  Only `wake` may be called by any thread.
+
+`Task`: one job on its way through a pool, with the errors that it may end in; `TaskOutcome`: what a
+worker made of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -19,18 +23,123 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from bundler.compile.pool_tasks import Task
+from bundler.backends.port import Lease
+from bundler.compile.job_futures import CompileFuture
 from bundler.compile.worker_messages import (
     PROTOCOL,
-    TOKEN_BYTES,
     FrameReader,
     JobEnvironment,
+    failure,
     frame,
     read_printed,
 )
-from bundler.errors import FormatError
+from bundler.errors import BundlerError, CompileTimeout, FormatError, WorkerDied
 from bundler.format import wire
 from bundler.project import VERSION
+from bundler.toolchain.diagnostics import telling_line
+
+# Of what a worker printed before it ended, so many characters go into the message; the error's
+# `words` have all.
+LAST_WORDS = 4096
+# The pause before a lease that another process holds is asked for again; doubles up to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What a worker made of a task.
+
+    Attributes:
+        data: what `perform` returned.
+        queued_s: from `submit` until a worker began.
+        worker_s: in `perform`.
+    """
+
+    data: bytes
+    queued_s: float
+    worker_s: float
+
+
+@dataclass(eq=False)
+class Task:
+    """One job on its way through the pool.
+
+    Attributes:
+        name: for messages.
+        key: equal for equal jobs, so that a job that ended workers is refused when it comes again.
+        lease_name: equal for equal jobs of all processes of the host.
+        payload: for `perform`.
+        environment: for the worker.
+        timeout_s: how long `perform` may take; None for ever.
+        future: gets the outcome.
+        deaths: how many workers it has ended.
+        misses: how many workers died before they began with it.
+        submitted_s, started_s: on the monotonic clock.
+        not_before_s: when to ask for its lease again.
+        renew_s: when to renew the lease.
+    """
+
+    name: str
+    key: str
+    lease_name: str
+    payload: bytes
+    environment: JobEnvironment
+    timeout_s: float | None
+    future: CompileFuture[TaskOutcome] = field(init=False)
+    deaths: int = 0
+    misses: int = 0
+    submitted_s: float = 0.0
+    started_s: float | None = None
+    not_before_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+    lease: Lease | None = None
+    renew_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.future = CompileFuture(self.name)
+
+    @property
+    def deadline_s(self) -> float:
+        """When its time runs out."""
+        started, allowed = self.started_s, self.timeout_s
+        return math.inf if started is None or allowed is None else started + allowed
+
+    def timed_out(self) -> BundlerError:
+        """Return the error of a task that took too long."""
+        said = (
+            f"not compiled within {self.timeout_s:g} s, its worker was ended; give the service a"
+            " larger timeout_s"
+        )
+        return failure(self.name, "timeout", said, kind=CompileTimeout, timeout_s=self.timeout_s)
+
+    def killed_workers(self, how: str, words: str) -> BundlerError:
+        """Return the error of a task that ended its workers; `how`: how the last one ended;
+        `words`: what it printed.
+        """
+        line = telling_line(words)
+        why = f": {line}" if line is not None else ""
+        said = f"{why}; its last words:\n{words[-LAST_WORDS:]}" if words else "; it printed nothing"
+        what = (
+            f"compiling it ended {self.deaths} workers"
+            if self.deaths > 1
+            else f"{self.misses} workers died before they began"
+        )
+        return self._died(how, f"{what}, so it is not tried again: {how}{said}", words)
+
+    def lost_by_engine(self, how: str) -> BundlerError:
+        """Return the error of a task that an engine gave no answer to; `how`: what the engine says
+        instead.
+        """
+        lost = f"its worker was lost {self.deaths} times, so it is not tried again"
+        return self._died(how, f"{lost}; the engine says {how}")
+
+    def without_workers(self, reason: str) -> BundlerError:
+        """Return the error of a task when no worker can be started."""
+        return self._died(reason, f"the compile processes cannot work: {reason}")
+
+    def _died(self, how: str, said: str, words: str = "") -> BundlerError:
+        return failure(self.name, how, said, words, WorkerDied)
+
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main;"
@@ -69,30 +178,18 @@ class Worker:
     generation: int
     channel: socket.socket
     output: IO[bytes]
-    tokens: tuple[int, int]
     frames: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     environment: JobEnvironment | None = None
     pid: int | None = None
     said: int = 0
     leaving: bool = False
-    # The task that it works on, and the one that it was sent ahead, to begin right afterwards.
     task: Task | None = None
-    next_task: Task | None = None
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that it has: none, one or two."""
-        return [task for task in (self.task, self.next_task) if task is not None]
 
     def close(self) -> None:
         """Release its descriptors, once it has ended."""
         self.channel.close()
         self.output.close()
-        tokens, self.tokens = self.tokens, (-1, -1)
-        for descriptor in tokens:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def printed_since_start(self) -> str:
         """Return what it printed since its job began."""
@@ -184,59 +281,34 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the worker
-        # A job's token is in the pipe until its worker begins with it, or the service takes the job
-        # back.
-        tokens = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        worker = Worker(self._count, generation, ours, output, tokens)
+        worker = Worker(self._count, generation, ours, output)
         self._count += 1
         self.workers[worker.number] = worker
         self._selector.register(ours, selectors.EVENT_READ, worker)
         with theirs:
-            self._order(
-                "fork", worker.number, descriptors=[theirs.fileno(), output.fileno(), tokens[0]]
-            )
+            self._order("fork", worker.number, descriptors=[theirs.fileno(), output.fileno()])
         return worker
 
     def tasks(self) -> list[Task]:
         """Return the tasks that workers have."""
-        return [task for worker in self.workers.values() for task in worker.tasks]
+        return [worker.task for worker in self.workers.values() if worker.task is not None]
 
     def staying(self) -> list[Worker]:
         """Return the workers that may get tasks."""
         return [worker for worker in self.workers.values() if not worker.leaving]
 
     def send(self, worker: Worker, task: Task) -> None:
-        """Send a task to a worker that has at most one, with its environment where that is not the
-        same as before.
+        """Send a task to a worker that has none, with its environment where that is not the same as
+        before.
 
         Raises:
             FormatError: the task is larger than a message may be; nothing was sent.
         """
-        changed = None if worker.environment == task.environment else task.environment.to_wire()
-        worker.unsent += frame([task.number, task.name, task.payload, changed])
+        changed = None if worker.environment == task.environment else task.environment
+        worker.unsent += frame([task.name, task.payload, changed])
         worker.environment = task.environment
-        if worker.task is None:
-            worker.task = task
-        else:
-            worker.next_task = task
-        os.write(worker.tokens[1], task.number.to_bytes(TOKEN_BYTES, "little"))
+        worker.task = task
         self._flush(worker)
-
-    def retract(self, worker: Worker) -> Task | None:
-        """Take back the task that a worker was sent ahead; None when it has none or has begun with
-        it.
-
-        The pipe of tokens decides: of the worker and this process only one can read the task's
-        token.
-        """
-        task = worker.next_task
-        if task is None:
-            return None
-        with contextlib.suppress(BlockingIOError):
-            if int.from_bytes(os.read(worker.tokens[0], TOKEN_BYTES), "little") == task.number:
-                worker.next_task = None
-                return task
-        return None
 
     def kill(self, worker: Worker) -> None:
         """End a worker and what it started; `WorkerEnded` follows."""

@@ -168,7 +168,7 @@ def _scalar(tag: str, payload: Any) -> Any:
 def encode(obj: Any) -> Value:
     """Encode plain Python data; any other object becomes `other` with the name of its type.
 
-    The types of Triton (dtype, constexpr, JIT function) are encoded by `toolchain.capture`, which
+    The types of Triton (dtype, constexpr, JIT function) are encoded by `toolchain.encoding`, which
     knows them.
     """
     if obj is None:

@@ -18,7 +18,7 @@ from bundler.format import wire
 from bundler.format.summary import Summarized
 
 #: Of the source: Triton's hash of it, its first line, what it is without lines, and the first lines
-#: of it and of the functions that it calls (`bundler/toolchain/keys/source_lines.py`).
+#: of it and of the functions that it calls (`bundler/toolchain/keytext.py`).
 HASH_PART, LINE_PART = "source.hash", "source.line"
 FUNCTIONS_PART, LINES_PART = "source.functions", "source.lines"
 #: What differs between two kernels of which one only moved.

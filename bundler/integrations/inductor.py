@@ -32,9 +32,8 @@ from bundler.lifecycle.lifecycle_reports import Only, RestoreReport
 from bundler.lifecycle.restoration import restore
 from bundler.lifecycle.restore_plan import opened
 from bundler.project import install
-from bundler.toolchain import directories, identity
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
-from bundler.toolchain.inductor.inductor_graphs import RewrittenEntries, rewrite
+from bundler.toolchain import directories, identity, inductor_caches
+from bundler.toolchain.inductor_caches import RewrittenEntries, rewrite
 from bundler.user_warnings import warn
 
 __all__ = ["compile_generated", "load", "load_generated", "save"]
@@ -127,7 +126,7 @@ def load(
     with opened(bundle) as source:
         report = restore(source, devices=devices, only=only, trust=trust)
         reasons = list(_why_not_found(source, trust))
-    lacking = inductor_tuners.keep_winners()
+    lacking = inductor_caches.keep_winners()
     if lacking:
         reasons.append(
             f"torch {inductor_caches.release()} is not one that we know, it has no"
@@ -149,7 +148,7 @@ def _packed(missing: Iterable[str]) -> Bundle:
 
 def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
     entries, left_out = inductor_caches.recorded()
-    loaded = inductor_tuners.loaded_kernels()
+    loaded = inductor_caches.loaded_kernels()
     if not entries and not loaded:
         raise NotFound(
             "torch.compile has compiled nothing in this process; call save() after the first"
@@ -180,7 +179,7 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
 
 def _rewritten(
     entry: inductor_caches.CacheEntry,
-    loaded: dict[tuple[int, str], inductor_tuners.LoadedKernel],
+    loaded: dict[tuple[int, str], inductor_caches.LoadedKernel],
     done: RewrittenEntries,
     left_out: list[tuple[str, str]],
 ) -> bytes:
@@ -207,7 +206,7 @@ def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaq
 
 
 def _wanted(
-    loaded: Iterable[inductor_tuners.LoadedKernel], done: RewrittenEntries, *, winners_only: bool
+    loaded: Iterable[inductor_caches.LoadedKernel], done: RewrittenEntries, *, winners_only: bool
 ) -> dict[str, set[int]]:
     """Return the kernels to take, and the devices that each was loaded for."""
     devices: dict[str, set[int]] = {}

@@ -45,8 +45,8 @@ from bundler.runtime.tuning.tuner_reports import BandwidthReport
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.argument_specs import Spec
 from bundler.toolchain.compile_call import compile_function
+from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.keys.encoding import encode_value
 
 Meta = Mapping[str, Any]
 # Inductor's own, where it measures with the profiler.

@@ -352,7 +352,7 @@ def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKe
     """
     # Few sessions ask for such kernels.
     from bundler.lifecycle.rekeyed_kernels import moved_kernel
-    from bundler.toolchain.keys.capture import key_parts
+    from bundler.toolchain.keytext import key_parts
 
     function: Any = getattr(frame.src, "fn", None)
     if function is None:

@@ -19,7 +19,7 @@ from bundler.format.entries import Kernel, Target
 from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
 from bundler.format.metadata import parse_metadata
 from bundler.toolchain import identity
-from bundler.toolchain.keys.keytext import ADVICE, COLUMN_PART, PATH_PART
+from bundler.toolchain.keytext import ADVICE, COLUMN_PART, PATH_PART
 
 # Parts of one key's digests are long; a person compares their beginnings.
 _SHOWN = 12

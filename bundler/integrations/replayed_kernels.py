@@ -31,7 +31,7 @@ from bundler.user_warnings import show
 if TYPE_CHECKING:
     from bundler.integrations.replayed_tunings import RecordedWinner
     from bundler.lifecycle.lifecycle_reports import Reasons
-    from bundler.toolchain.replay.device_caches import Outcome, ReplayOutcome
+    from bundler.toolchain.device_caches import Outcome, ReplayOutcome
 
 # Threads wait for files more than they compute; more of them only wait for the interpreter.
 _THREADS = 8
@@ -160,8 +160,8 @@ def _replayed(
 ) -> tuple[ReplayReport, str]:
     from concurrent.futures import ThreadPoolExecutor
 
-    from bundler.toolchain.replay.device_caches import OfferedKernel, device_caches
-    from bundler.toolchain.replay.tuner_caches import ResultFile, tuner_caches
+    from bundler.toolchain.device_caches import OfferedKernel, device_caches
+    from bundler.toolchain.tuner_caches import ResultFile, tuner_caches
 
     began = time.monotonic()
     moved_from: dict[str, str] = {}

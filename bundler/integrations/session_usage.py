@@ -44,8 +44,8 @@ class UsedKernels:
         """Return everything as a bundle; what could not be read is left out."""
         # At the end of the session, when nobody waits for a kernel.
         from bundler.lifecycle.recorder import JIT_CACHE, RecordedKernels, collect_recorded
-        from bundler.toolchain.inductor import inductor_tuners
-        from bundler.toolchain.recording import loaded_kernels
+        from bundler.toolchain import inductor_caches
+        from bundler.toolchain.recording import compile_listener
 
         with self._lock:
             events = list(self._events.values())
@@ -54,9 +54,9 @@ class UsedKernels:
             kernels.add_spooled(event)
         # A forked child has its parent's caches, which the parent gathers.
         if self._pid == os.getpid():
-            for found in loaded_kernels.loaded_kernels():
+            for found in compile_listener.loaded_kernels():
                 kernels.add_event(found, JIT_CACHE)
-            for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
+            for directory in (*self._watch.appeared(), *inductor_caches.loaded_directories()):
                 if directory not in kernels:
                     kernels.add_directory(directory)
         roots = {recorded.root for recorded in kernels}

@@ -60,15 +60,15 @@ def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFa
     """Return what a compile in this process tells about its kernel; what cannot be had goes to
     `problems`.
     """
-    from bundler.toolchain.keys import capture  # who packs has seen no compile
+    from bundler.toolchain import keytext  # who packs has seen no compile
 
-    toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
+    toolchain = keytext.toolchain_of(event.target.backend, event.target.arch)
     if event.options is None or event.env_vars is None:
         problems.append((event.key, "launch facts: the compile's options could not be seen"))
         return KnownFacts(toolchain)
     try:
-        launch = capture.launch_facts(event.src, event.options).to_bytes()
-        parts = capture.key_parts(
+        launch = keytext.launch_facts(event.src, event.options).to_bytes()
+        parts = keytext.key_parts(
             event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
         ).to_bytes()
     except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:

@@ -293,7 +293,7 @@ class Machine:
         # need not be decoded.
         if not parts_may_hold(kernel, _LOCATION):
             return None
-        from bundler.toolchain.keys import keytext  # hardly a kernel's key has that part
+        from bundler.toolchain import keytext  # hardly a kernel's key has that part
 
         here = self.triton_dir
         there = (

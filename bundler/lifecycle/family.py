@@ -23,7 +23,7 @@ from bundler.config import toml_of
 from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.opaque_files import check_family_name, check_tree_path
-from bundler.toolchain.machine_facts import misspelled
+from bundler.toolchain.identity import misspelled
 
 # Locks, and what a program that was killed had not finished.
 UNFINISHED = ("**/*.lock", "**/*.tmp", "**/tmp*", "**/tmp*/**", "**/__pycache__/**")

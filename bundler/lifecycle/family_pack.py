@@ -42,7 +42,7 @@ from bundler.lifecycle.family import (
 )
 from bundler.lifecycle.kernel_directory import Rejected, read_file, walk_files
 from bundler.toolchain import identity
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 from bundler.user_warnings import warn
 
 RANKS = "ranks"

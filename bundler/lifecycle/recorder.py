@@ -33,10 +33,9 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kerne
 from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.listeners import program_listeners, tuning_listeners
 from bundler.lifecycle.tuning_directory import winners_in, with_tunings
-from bundler.toolchain import identity, instances
+from bundler.toolchain import identity, inductor_caches, instances
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.inductor import inductor_tuners
-from bundler.toolchain.recording import loaded_kernels
+from bundler.toolchain.recording import compile_listener
 from bundler.toolchain.recording.child_recording import ChildSpool
 from bundler.toolchain.recording.compile_listener import listening
 from bundler.toolchain.recording.spool_records import SpooledEvent
@@ -407,9 +406,9 @@ class Recording:
             kernels.add_event(event, LISTENER)
         if self._spool is not None:
             add_spool(kernels, self._spool)
-        for event in loaded_kernels.loaded_kernels():
+        for event in compile_listener.loaded_kernels():
             kernels.add_event(event, JIT_CACHE)
-        for directory in (*watch.appeared(), *inductor_tuners.loaded_directories()):
+        for directory in (*watch.appeared(), *inductor_caches.loaded_directories()):
             if directory not in kernels:
                 kernels.add_directory(directory)
         return kernels

@@ -36,10 +36,9 @@ from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import planned
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.package_loggers import logger
-from bundler.toolchain import identity, instances
+from bundler.toolchain import identity, instances, rekeyed_key
 from bundler.toolchain.events import kernel_hash
 from bundler.toolchain.instances import being_imported
-from bundler.toolchain.replay import rekeyed_key
 
 # In a device binary: it says where an assert failed by a number of a line, or, on AMD, where a text
 # that may hold one is printed.

@@ -39,7 +39,7 @@ from bundler.lifecycle.tree_plan import (
     read_trees,
     shown,
 )
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 
 _FACTOR_BYTES = 1 * MIB
 _VALUE_CHARACTERS = 80

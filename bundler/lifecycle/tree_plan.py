@@ -41,7 +41,7 @@ from bundler.lifecycle.family import (
 )
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST
 from bundler.lifecycle.lifecycle_reports import RestoreOptions, TreeOptions
-from bundler.toolchain.machine_facts import machine_facts
+from bundler.toolchain.identity import machine_facts
 
 _RANKS = "ranks"
 _COUNTS = re.compile(r"(\d{1,4})(?:x(\d{1,4}))?")

@@ -20,7 +20,7 @@ from bundler.format import wire
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.toolchain.compile_call import decode_value
-from bundler.toolchain.keys.encoding import encode_value
+from bundler.toolchain.encoding import encode_value
 
 DEFAULT_WARPS, DEFAULT_STAGES, DEFAULT_CTAS = 4, 3, 1
 # What of a config is neither a parameter of the kernel nor an option by name -> the least it may be.

@@ -135,13 +135,6 @@ def _descriptor(element: str, block: list[int]) -> Any:
     return TensorDescriptor(base, [1 << 10] * len(block), strides, block)
 
 
-def expected_type(spec: Spec) -> Any:
-    """Return the type that Triton should find for a spec, without its value class."""
-    if isinstance(spec, tuple):
-        return tuple(map(expected_type, spec))
-    return spec if spec.startswith("tensordesc") else spec.partition(":")[0]
-
-
 def same_type(found: Any, spec: Spec) -> bool:
     """Whether the type that Triton found is the one of a spec; an argument that it made a constant
     has no type any more.
@@ -151,7 +144,8 @@ def same_type(found: Any, spec: Spec) -> bool:
         return alike and all(map(same_type, found, spec))
     if found == "constexpr":
         return True
-    expected = expected_type(spec)
+    # Without its value class.
+    expected = spec if spec.startswith("tensordesc") else spec.partition(":")[0]
     for kinds in (_BOOLS, _BOOL_POINTERS):
         if expected in kinds:
             return found in kinds

@@ -12,6 +12,7 @@ begins then `find_jit_call`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -49,34 +50,17 @@ def find_compile() -> CompileFrame | None:
     return _read(frame) if frame is not None else None
 
 
-class JitCall(NamedTuple):
-    """A call of the JIT that compiles, or looks for a kernel on disk, right now; all but the device
-    are Triton's own objects.
-    """
-
-    function: Any
-    place: str
-    signature: Any
-    device: int
-    constants: Any
-    options: Any
-    attributes: Any
-
-
-def find_jit_call() -> JitCall | None:
-    """Return the innermost call of the JIT on this thread's stack that is waiting for its compiler;
-    None when there is none.
+def find_jit_call() -> Mapping[str, Any] | None:
+    """Return the local variables of the innermost call of the JIT on this thread's stack that
+    compiles, or looks for a kernel on disk, right now; None when there is none.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # as in `find_compile`
     while frame is not None and not _is(frame, _DO_COMPILE):
         frame = frame.f_back
     if frame is None:
         return None
-    names = ("self", "key", "signature", "device", "constexprs", "options", "attrs")
-    local = frame.f_locals
-    if not all(name in local for name in names):
-        return None
-    return JitCall(*(local[name] for name in names))
+    names = {"self", "key", "signature", "device", "constexprs", "options", "attrs"}
+    return frame.f_locals if names <= frame.f_locals.keys() else None
 
 
 def find_source() -> str | None:

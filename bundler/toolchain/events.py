@@ -2,7 +2,7 @@
 """`CompileEvent`: one kernel that was compiled or found, as the listener and the search of loaded
 kernels report it.
 
-Recordings and compile jobs turn it into data with `capture.py`; `kernel_key` and `kernel_hash`
+Recordings and compile jobs turn it into data with `keytext.py`; `kernel_key` and `kernel_hash`
 convert between the two forms of a key.
 """
 
@@ -18,7 +18,7 @@ from bundler.format.entries import Target
 @dataclass(frozen=True, slots=True, eq=False)
 class CompileEvent:
     """What was known at the moment of a compile; live objects of Triton, to be turned into data by
-    `capture`.
+    `keytext`.
 
     Attributes:
         key: the directory name that Triton gives the kernel.

@@ -5,6 +5,10 @@ about this machine to note beside a bundle.
 Whatever makes a bundle or compares a kernel with this machine asks it.  `TRIED` is the one list of
 releases that this package was tried with; nothing decides by it what the package does: each feature
 is looked up by its name where it is used, and `doctor` warns of a release that is not listed.
+
+`machine_facts`: what this machine has of the things that a tree of a server's cache depends on, by
+name, as texts.  Packing a family notes them as the fingerprint of its trees, restoring and
+explaining compare.  Imports no package that it names, and opens no device.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
@@ -23,7 +28,6 @@ from bundler.format.entries import Toolchain
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution
-from collections.abc import Mapping
 
 # A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6
 # and 3.7.
@@ -31,7 +35,6 @@ LOCATION_PART = "triton.location"
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
 _BASE64_URLSAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _DIGEST_CHARACTERS, _DIGEST_PADDING = 43, 2  # 43 characters of 6 bits for 256 bits
-_CHUNK_BYTES = 1 << 20
 # Where modules were looked for, by whom, and the directory of `triton` that was found; empty when
 # there was none.
 _looked_up: tuple[list[str], list[object], str] = [], [], ""
@@ -197,14 +200,11 @@ def _record_of(directory: str) -> bytes | None:
 def _hash_file(path: str) -> str | None:
     import hashlib  # a restore reads the digests of Triton's files where they were installed
 
-    digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
-    return digest.hexdigest()
 
 
 def extension_suffix() -> str:
@@ -295,3 +295,78 @@ def untried(distribution: str, release: str | None) -> bool:
     """
     minor = re.match(r"\d+\.\d+", release or "")
     return minor is not None and minor[0] not in TRIED[distribution]
+
+
+_CUDA = r"""^(?:cuda|hip)\b[^=\n]*=\s*["']([^"']+)["']"""  # compiled when used
+_TORCH_BYTES = 1 << 16
+# So alike are `pyton` and `python`, and not the names of two packages.
+_ALIKE = 0.8
+
+
+def machine_facts(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> value of each fact that is known here; a name that is none of ours is a
+    package, which stands for its version.
+    """
+    found = {
+        name: _FACTS[name]() if name in _FACTS else version_of(name)
+        for name in dict.fromkeys(names)
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def misspelled(name: str) -> str | None:
+    """Return the fact that a name which is neither a fact nor a package here was meant to be; None
+    for what may be a package elsewhere.
+    """
+    import difflib
+
+    if name in _FACTS or version_of(name):
+        return None
+    return next(iter(difflib.get_close_matches(name, _FACTS, n=1, cutoff=_ALIKE)), None)
+
+
+def _environment(name: str) -> Callable[[], str | None]:
+    return lambda: dict(environment()).get(name)
+
+
+def _cuda() -> str | None:
+    """Return the CUDA, or ROCm, that torch was built for: its `version.py` says so, in a
+    line each.
+    """
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or not spec.origin:
+            return None
+        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with open(path, encoding="utf-8") as file:
+            found = re.search(_CUDA, file.read(_TORCH_BYTES), re.MULTILINE)
+    except (ImportError, OSError, ValueError):
+        return None
+    return found[1] if found is not None else None
+
+
+def _python() -> str:
+    import platform
+
+    return f"{platform.python_implementation()} {'.'.join(map(str, sys.version_info[:2]))}"
+
+
+def _visible_targets() -> str | None:
+    from bundler.toolchain.targets import visible_targets
+
+    return ", ".join(map(str, visible_targets() or ())) or None
+
+
+_FACTS: dict[str, Callable[[], str | None]] = {
+    "python": _python,
+    "platform": _environment("platform"),
+    "gpu": _environment("gpu"),
+    "driver": _environment("driver"),
+    "target": _visible_targets,
+    "cuda": _cuda,
+    "triton": _environment("triton"),
+    # Nothing on a machine says how many ranks a server will have there: users do.
+    "ranks": lambda: None,
+}

@@ -25,10 +25,10 @@ from bundler.errors import ConfigError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
+from bundler.toolchain import keytext
 from bundler.toolchain.argument_specs import Spec, same_type, stand_in
 from bundler.toolchain.declared_target import declared
-from bundler.toolchain.keys import keytext
-from bundler.toolchain.keys.encoding import encode_type, encode_value
+from bundler.toolchain.encoding import encode_type, encode_value
 
 # More decorators than any kernel has.
 _WRAPPERS = 16

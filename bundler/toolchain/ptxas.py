@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from bundler.format.entries import Target
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
 
@@ -63,6 +64,14 @@ def ptxas_version(arch: int) -> str | None:
         if version is not None:
             return version
     return None
+
+
+def ptxas_for(target: Target) -> str | None:
+    """Return the version of the ptxas that Triton uses for a target, as `ptxas_version`; None for
+    other targets than NVIDIA's.
+    """
+    is_cuda = target.backend == "cuda" and target.arch.isdecimal()
+    return ptxas_version(int(target.arch)) if is_cuda else None
 
 
 def begin_asking(arch: int) -> ProgramVersion | None:

@@ -26,9 +26,9 @@ from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain.compile_call import cache_in
 from bundler.toolchain.declared_target import active_driver, declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
+from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.keys.capture import toolchain_of
-from bundler.toolchain.keys.encoding import encode_value, render
+from bundler.toolchain.keytext import toolchain_of
 from bundler.toolchain.recording.cache_delegate import CacheDelegate, DelegateSource
 from bundler.toolchain.recording.compile_listener import listening
 

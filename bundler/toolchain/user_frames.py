@@ -3,16 +3,23 @@
 torch, Triton and this package.
 
 A capture reports lines with it.
+
+`recorded_lines`: while a function is traced, each node of the graph gets that line.
+torch.compile's graphs have these lines as `meta["stack_trace"]`; make_fx records those of functions
+named `forward` alone.  `trace` calls it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import linecache
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 # Packages whose code acts for the program that calls it.
 _ACTING = ("torch", "triton", "bundler")
@@ -21,8 +28,7 @@ _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A line of a program.
 
     Attributes:
@@ -35,11 +41,6 @@ class Place:
     file: str
     line: int
     called_from: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (
-            f" (called from {self.called_from})" if self.called_from else ""
-        )
 
 
 def user_place() -> Place:
@@ -68,3 +69,28 @@ def _acts_for_others(frame: FrameType) -> bool:
     if name.partition(".")[0] in _ACTING or file.startswith((_OWN, "<")):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
+
+
+@contextlib.contextmanager
+def recorded_lines() -> Iterator[None]:
+    """Record lines for the nodes of graphs that are traced while the block runs; imports torch."""
+    from torch.fx import traceback as fx_traceback
+    from torch.overrides import TorchFunctionMode
+
+    class LineRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+        """Tells torch, before each of its functions that the user's program calls, from which line
+        it is called.
+        """
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            place = user_place()
+            text = linecache.getline(place.file, place.line).strip()
+            fx_traceback.set_stack_trace(
+                [f'File "{place.file}", line {place.line}, in user\n    {text}']
+            )
+            return func(*args, **(kwargs or {}))
+
+    with fx_traceback.preserve_node_meta(), LineRecorder():
+        yield

@@ -28,8 +28,7 @@ from bundler.runtime.program.program_plan import (  # noqa: E402
     ProgramPlan,
     TensorSpec,
 )
-from bundler.toolchain.torch_graphs import TorchGraphs  # noqa: E402
-from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
+from bundler.toolchain.torch_memory import TorchGraphs, TorchMemory  # noqa: E402
 
 _devices = itertools.count()
 VECTOR = TensorSpec("float32", (4,), (1,))

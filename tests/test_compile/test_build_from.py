@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.compile import retargeted_kernels
-from bundler.compile.build_plan import Plan
+from bundler.compile import build_plan
+from bundler.compile.build_plan import Plan, Retarget, why_not_from_ir
 from bundler.compile.bundle_build import build
-from bundler.compile.retargeted_kernels import Retarget, why_not_from_ir
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 
@@ -124,7 +123,7 @@ def test_ir_that_crashes_the_compiler_costs_its_own_kernel(recorded, monkeypatch
     """IR is compiled in a worker, even when one process is asked for: what ends it is told, and the
     other kernels are built.
     """
-    monkeypatch.setattr(retargeted_kernels, "why_not_from_ir", lambda *_: None)
+    monkeypatch.setattr(build_plan, "why_not_from_ir", lambda *_: None)
     other = retargeted(recorded.select(names="narrow"), CUDA100)
     plan = retargeted(recorded.select(names="descriptor"), GFX)
     plan.jobs.update(other.jobs)

@@ -364,7 +364,7 @@ def test_a_scheduler_that_is_lost_is_reported_for_each_kernel(place, cluster):
 
 LOST = """
 import distributed
-from bundler.compile.dask_futures import always_ending
+from bundler.compile.executor_pool import always_ending
 async def lost(*_):
     raise OSError("the scheduler is gone")
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from waiting import until
 
 from bundler.compile import executor_pool
 from bundler.compile.compile_job import SourceRef
-from bundler.compile.engine_messages import Compiler, EngineMessage, compiler_variables
-from bundler.compile.engine_worker import run_job
+from bundler.compile.engine_worker import Compiler, EngineMessage, compiler_variables, run_job
 from bundler.compile.service import CompileService
 from bundler.compile.worker_pool import LEAST_SHARE_BYTES, memory_share
 from bundler.errors import (
@@ -126,7 +125,7 @@ def test_a_share_of_the_machine_is_the_bound_by_default():
 
 @pytest.mark.parametrize(
     ("part", "named"),
-    [("bundler", "triton-bundler"), ("python", "Python"), ("triton", "Triton"), ("ptxas", "ptxas")],
+    [("python", "Python"), ("triton", "Triton"), ("ptxas", "ptxas")],
 )
 def test_a_worker_of_another_compiler_refuses(on, engine, monkeypatch, part, named):
     """The job fails before it is compiled, and the error names the worker and what it has

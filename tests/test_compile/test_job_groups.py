@@ -7,11 +7,17 @@ import pytest
 from service_work import PATIENCE_S, Held, job
 from waiting import until
 
-from bundler.compile import job_groups
+from bundler.compile import executor_pool
 from bundler.compile.compile_job import Compiled
-from bundler.compile.engine_messages import Done, EngineMessage, Outcomes, Refusal, read_answer
-from bundler.compile.engine_worker import run_job
-from bundler.compile.job_groups import JobGroups
+from bundler.compile.engine_worker import (
+    Done,
+    EngineMessage,
+    Outcomes,
+    Refusal,
+    read_answer,
+    run_job,
+)
+from bundler.compile.executor_pool import JobGroups
 from bundler.errors import CompileFailed, FormatError, ToolchainMismatch, WorkerDied
 from bundler.format import wire
 from bundler.format.limits import DEFAULT_LIMITS
@@ -55,7 +61,7 @@ class Group:
 @pytest.fixture
 def group(on, monkeypatch):
     """Make a group of three jobs."""
-    monkeypatch.setattr(job_groups, "PATIENCE_S", 10.0 * PATIENCE_S)
+    monkeypatch.setattr(executor_pool, "PATIENCE_S", 10.0 * PATIENCE_S)
 
     def make(*commands):
         held = Held()
@@ -211,12 +217,12 @@ def test_jobs_of_two_kinds_do_not_go_together():
 def test_no_more_messages_are_out_than_keep_workers_busy(monkeypatch):
     """Until nothing was heard for a while."""
     now = [100.0]
-    monkeypatch.setattr(job_groups.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(executor_pool.time, "monotonic", lambda: now[0])
     groups = filled(500, 0.001)
     assert groups.take(7)
     assert not groups.take(8)
-    assert groups.pause_s() == job_groups.PATIENCE_S
-    now[0] += job_groups.PATIENCE_S
+    assert groups.pause_s() == executor_pool.PATIENCE_S
+    now[0] += executor_pool.PATIENCE_S
     assert groups.take(8)
     assert groups.take(15)
     assert not groups.take(16)

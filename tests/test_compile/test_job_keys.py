@@ -57,7 +57,7 @@ torch.Tensor = type("Tensor", (), {})
 from bundler import Bundle
 from bundler.compile.bundle_build import build
 from bundler.compile.build_plan import Plan
-from bundler.compile.retargeted_kernels import Retarget
+from bundler.compile.build_plan import Retarget
 from bundler.format.entries import Target
 plan = Plan()
 Retarget(plan, Bundle.load(sys.argv[1]), sys.argv[3:4]).add([Target.parse(text) for text in sys.argv[4:]])

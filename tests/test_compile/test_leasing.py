@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundler.backends.backend_errors import BackendError
-from bundler.compile.pool_tasks import HostLeases
+from bundler.compile.worker_pool import HostLeases
 from bundler.errors import BundlerWarning
 from bundler.toolchain import private_directory
 

@@ -126,8 +126,6 @@ def test_the_queue_is_bounded(service):
     one = service(1, queue_limit=1)
     running = one.submit(job("rendezvous a b"))
     until(running.running)
-    early = one.submit(job("echo early"))
-    until(lambda: not one._pool._queue)
     queued, done = one.submit(job("echo queued")), []
     thread = threading.Thread(target=lambda: done.append(one.submit(job("echo last"))))
     thread.start()
@@ -135,17 +133,16 @@ def test_the_queue_is_bounded(service):
     assert thread.is_alive()
     (Path(one.cache_dir) / "b").touch()
     thread.join(RESULT_S)
-    assert [said(future) for future in (running, early, queued, done[0])] == [
+    assert [said(future) for future in (running, queued, done[0])] == [
         "a",
-        "early",
         "queued",
         "last",
     ]
 
 
 def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
-    """Of 1,000 queued jobs 500 are cancelled: none of these runs, but one that was sent ahead to a
-    busy worker may, and all others give their results.
+    """Of 1,000 queued jobs 500 are cancelled: none of these runs, and all others give their
+    results.
     """
     one = service()
     blocking = [one.submit(job("rendezvous a go")), one.submit(job("rendezvous b go"))]
@@ -162,10 +159,7 @@ def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
     ]
     assert [future.cancelled() for future in futures[::2]] == [True] * 500
     started, wanted = starts()[2:], {f"echo {number}" for number in range(1, 1000, 2)}
-    # The pool hears of a cancellation a moment later, and each of the two workers has one job
-    # ahead.
-    assert set(started) - wanted <= {"echo 0", "echo 2"}
-    assert sorted(name for name in started if name in wanted) == sorted(wanted)
+    assert sorted(started) == sorted(wanted)
     assert (one.counters.cancelled, one.counters.compiled) == (500, 502)
 
 

@@ -34,7 +34,7 @@ from bundler.compile.compile_job import Job, SourceRef
 from bundler.compile.service import CompileService
 from bundler.errors import BundlerError
 from bundler.format.entries import Target
-from bundler.toolchain.keys.encoding import encode_value
+from bundler.toolchain.encoding import encode_value
 text, cache, workers, count = sys.argv[1:]
 
 def job(function, factor):

@@ -18,8 +18,8 @@ from service_work import HERE, is_alive, job
 from waiting import until
 
 from bundler.compile import worker_pool, worker_processes
-from bundler.compile.pool_tasks import Task
 from bundler.compile.worker_messages import JobEnvironment
+from bundler.compile.worker_processes import Task
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied
 
 # Longer than a lease lasts.
@@ -375,7 +375,7 @@ def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypa
 @pytest.mark.serial
 def test_leases_are_renewed(service, monkeypatch, starts):
     """A compile that takes longer than a lease lasts keeps it."""
-    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.worker_pool.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -388,7 +388,7 @@ def test_leases_are_renewed(service, monkeypatch, starts):
 
 def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
     """Who holds a lease and is gone delays the others by no more than the lease."""
-    monkeypatch.setattr("bundler.compile.pool_tasks.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.worker_pool.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -399,24 +399,21 @@ def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
     assert (said(first), said(second)) == ("a", "a")
 
 
-def test_a_job_sent_early_goes_to_a_worker_that_has_nothing_to_do(service):
-    """A worker is sent its next job while it works; when another one is free before, that one does
-    it.
-    """
+def test_a_queued_job_goes_to_the_worker_that_has_nothing_to_do(service):
+    """A job that was queued while all workers work is done by the one that is free first."""
     one = service(2)
     slow, quick = one.submit(job("rendezvous a go")), one.submit(job("rendezvous b other"))
     for future in (slow, quick):
         until(future.running)
-    early = [one.submit(job(f"echo {number}")) for number in range(2)]
-    until(lambda: not one._pool._queue)
+    queued = [one.submit(job(f"echo {number}")) for number in range(2)]
     (Path(one.cache_dir) / "other").touch()
-    assert [said(future) for future in early] == ["0", "1"]
+    assert [said(future) for future in queued] == ["0", "1"]
     assert not slow.done()
     (Path(one.cache_dir) / "go").touch()
     assert (said(slow), said(quick)) == ("a", "b")
 
 
-def test_a_job_sent_early_to_a_worker_that_dies_is_not_blamed(service):
+def test_a_job_behind_one_that_ends_its_worker_is_not_blamed(service):
     """Jobs behind ones that end their worker are done, however often that happens."""
     one = service(1)
     fatal, innocent = [], []

@@ -109,7 +109,7 @@ _WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.recorder"}
 _KEYS = {
     "bundler.toolchain.compile_call",
     "bundler.toolchain.jit_specialization",
-    "bundler.toolchain.replay.rekeyed_key",
+    "bundler.toolchain.rekeyed_key",
 }
 _STORES = {
     "bundler.store.kernel_records",

@@ -25,7 +25,7 @@ _COMPILE = """
 compile_one("softmax")
 say([hit for name, hit in heard])
 """
-_COUNTS = "\nfrom bundler.toolchain.keys import keytext\nsay(keytext.path_counts())\n"
+_COUNTS = "\nfrom bundler.toolchain import keytext\nsay(keytext.path_counts())\n"
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ import pytest
 import bundler
 from bundler.integrations.replayed_tunings import RecordedWinner
 from bundler.runtime import DryDriver, TunerOptions
-from bundler.toolchain.replay.tuner_caches import FilledCache, TunerCaches
+from bundler.toolchain.tuner_caches import FilledCache, TunerCaches
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.toolchain

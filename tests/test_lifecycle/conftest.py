@@ -46,11 +46,11 @@ def kernels(cache):
 @pytest.fixture(autouse=True)
 def only_this_tests_kernels(monkeypatch, tmp_path):
     """Kernels that other tests left in the JIT's memory are none of this test's."""
-    from bundler.toolchain.recording import loaded_kernels
+    from bundler.toolchain.recording import compile_listener
 
-    everything = loaded_kernels.loaded_kernels
+    everything = compile_listener.loaded_kernels
     monkeypatch.setattr(
-        loaded_kernels,
+        compile_listener,
         "loaded_kernels",
         lambda: (e for e in everything() if e.directory.startswith(str(tmp_path))),
     )

@@ -213,7 +213,7 @@ def test_a_library_that_is_no_file_has_no_digest(tmp_path, name):
     key parts.
     """
     pytest.importorskip("triton")
-    from bundler.toolchain.keys import keytext
+    from bundler.toolchain import keytext
 
     fuzz_directory.HOSTILE[name](tmp_path / "x.bc")
     assert keytext._file_digest(str(tmp_path / "x.bc")) == "unreadable"

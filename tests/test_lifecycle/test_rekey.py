@@ -296,7 +296,7 @@ def test_what_triton_cannot_take_is_a_mismatch(foreign, backend, arch):
     """
     from bundler.errors import ToolchainMismatch
     from bundler.format.entries import Target
-    from bundler.toolchain.replay import rekeyed_key
+    from bundler.toolchain import rekeyed_key
 
     with bundler.Bundle.load(foreign) as bundle:
         kernel = bundle.kernels[0]

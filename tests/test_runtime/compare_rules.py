@@ -22,7 +22,7 @@ from triton.runtime.driver import driver  # noqa: E402
 from bundler.errors import CannotLaunchStatically  # noqa: E402
 from bundler.runtime.launch.argument_types import TYPE_NAMES, specialize  # noqa: E402
 from bundler.runtime.launch.specialization_match import DEFAULT_OPTIONS  # noqa: E402
-from bundler.toolchain.keys.capture import launch_facts  # noqa: E402
+from bundler.toolchain.keytext import launch_facts  # noqa: E402
 
 REFUSED = "refused"
 

@@ -45,7 +45,7 @@ def test_a_call_without_a_match_is_compiled_once_and_then_launched_statically(
     """
     # A recording also takes what is loaded already, here by other tests of this process.
     monkeypatch.setattr(
-        "bundler.toolchain.recording.loaded_kernels.loaded_kernels", lambda: iter(())
+        "bundler.toolchain.recording.compile_listener.loaded_kernels", lambda: iter(())
     )
     with load(recorded.bundle, driver=DryDriver(), fallback={"add": functions["add"]}) as kernels:
         kernels["add"][(2,)](X, Y, OUT, 1024)

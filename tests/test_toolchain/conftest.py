@@ -100,10 +100,10 @@ def events(cache):
 
 @pytest.fixture
 def parts_of():
-    from bundler.toolchain.keys import capture
+    from bundler.toolchain import keytext
 
     def parts_of(event):
-        return capture.key_parts(
+        return keytext.key_parts(
             event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
         )
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from bundler.format.constant_values import Value
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import identity
-from bundler.toolchain.keys import capture, encoding
+from bundler.toolchain import encoding, identity, keytext
 
 triton = pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -57,7 +56,7 @@ def test_a_wrong_key_is_not_proven(compile_add, events):
     """Parts that do not give the key say so."""
     compile_add()
     (event,) = events
-    parts = capture.key_parts(
+    parts = keytext.key_parts(
         event.src, event.backend, event.options, event.env_vars, "0" * 64, event.stages_key
     )
     assert not parts.proven
@@ -110,7 +109,7 @@ def test_constants_of_every_type(kernels, compile_kernel, events, parts_of, targ
     compile_kernel(kernels.constant, CONSTANT, {"VALUE": value}, target=target)
     (event,) = events
     assert parts_of(event).proven
-    facts = LaunchFacts.from_bytes(capture.launch_facts(event.src, event.options).to_bytes())
+    facts = LaunchFacts.from_bytes(keytext.launch_facts(event.src, event.options).to_bytes())
     ((path, encoded),) = facts.constants
     assert path == (1,)
     assert encoded.plain() == value
@@ -124,7 +123,7 @@ def test_dtype_and_constexpr_constants(kernels, compile_kernel, events, parts_of
 
     for value in (tl.float16, tl.constexpr(3), tl.constexpr(tl.int8)):
         compile_kernel(kernels.constant, CONSTANT, {"VALUE": value})
-    encoded = [capture.launch_facts(event.src, event.options).constants[0][1] for event in events]
+    encoded = [keytext.launch_facts(event.src, event.options).constants[0][1] for event in events]
     assert encoded == [
         Value("dtype", "fp16"),
         Value("constexpr", Value("int", 3)),
@@ -145,7 +144,7 @@ def test_a_jit_function_as_constant(kernels, compile_kernel, events, parts_of):
     signature = {"out": "*fp32", "FN": "constexpr"}
     for fn in (kernels.double, kernels.triple):
         compile_kernel(kernels.apply, signature, {"FN": fn})
-    first = capture.launch_facts(events[0].src, events[0].options).constants[0][1]
+    first = keytext.launch_facts(events[0].src, events[0].options).constants[0][1]
     assert first == Value("jit", ("kernels_for_tests:double", kernels.double.cache_key))
     assert all(parts_of(event).proven for event in events)
     assert changed(parts_of, *events) == ["source.constants"]
@@ -161,7 +160,7 @@ def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, ev
     argument.
     """
     compile_kernel(kernels.constant, CONSTANT, {"VALUE": value})
-    facts = capture.launch_facts(events[0].src, events[0].options)
+    facts = keytext.launch_facts(events[0].src, events[0].options)
     assert facts.constants[0][1].tag == "other"
     assert facts.unportable == ("VALUE",)
     assert LaunchFacts.from_bytes(facts.to_bytes()) == facts
@@ -285,7 +284,7 @@ def test_what_changes_no_part(compile_source, parts_of, tmp_path):
     after = compile_source("after", directory=tmp_path / "elsewhere")
     assert before.key == after.key
     assert changed(parts_of, before, after) == []
-    facts = [capture.launch_facts(event.src, event.options).to_bytes() for event in (before, after)]
+    facts = [keytext.launch_facts(event.src, event.options).to_bytes() for event in (before, after)]
     assert facts[0] == facts[1]
 
 
@@ -312,7 +311,7 @@ import json, sys
 import triton, importlib.util
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bundler.toolchain.keys import capture
+from bundler.toolchain import keytext
 from bundler.toolchain.recording.compile_listener import listening
 spec = importlib.util.spec_from_file_location("kernels", {str(tmp_path / "kernels.py")!r})
 kernels = importlib.util.module_from_spec(spec); spec.loader.exec_module(kernels)
@@ -320,8 +319,8 @@ heard = []; hear = heard.append; listening.attach(hear)
 signature = {{"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}}
 triton.compile(ASTSource(kernels.add, signature, {{"BLOCK": 64}}), target=GPUTarget("cuda", 80, 32))
 e = heard[0]
-parts = capture.key_parts(e.src, e.backend, e.options, e.env_vars, e.hash, e.stages_key)
-print(json.dumps([parts.proven, parts.parts, capture.toolchain_of("cuda", 80).ptxas]).replace(" ", "~"))
+parts = keytext.key_parts(e.src, e.backend, e.options, e.env_vars, e.hash, e.stages_key)
+print(json.dumps([parts.proven, parts.parts, keytext.toolchain_of("cuda", 80).ptxas]).replace(" ", "~"))
 """
     import os
     from pathlib import Path
@@ -360,7 +359,7 @@ def test_no_install_directory_in_facts_or_parts(compile_add, events, parts_of, t
     """
     compile_add(target=target)
     (event,) = events
-    facts = capture.launch_facts(event.src, event.options)
+    facts = keytext.launch_facts(event.src, event.options)
     assert identity.triton_dir().encode() not in facts.to_bytes() + parts_of(event).to_bytes()
     libraries = dict(facts.options)["extern_libs"].plain()
     assert all(path.startswith("[[triton_dir]]/backends/") for _, path in libraries)
@@ -427,7 +426,7 @@ def test_launch_facts_say_what_metadata_lacks(kernels, compile_kernel, events):
         {"BLOCK": 32},
         {(0,): [["tt.divisibility", 16]]},
     )
-    facts = capture.launch_facts(events[0].src, events[0].options)
+    facts = keytext.launch_facts(events[0].src, events[0].options)
     assert facts.source_kind == "ast"
     assert [
         (a.name, a.annotation, a.default and a.default.plain(), a.constexpr, a.do_not_specialize)
@@ -473,7 +472,7 @@ def test_tuple_arguments_keep_their_paths(
     module = load_kernels(path, "tuples")
     module.kernel.warmup((MockTensor("float32"), 1), 5, grid=(1,))
     (event,) = events
-    facts = capture.launch_facts(event.src, event.options)
+    facts = keytext.launch_facts(event.src, event.options)
     assert facts.signature[0] == (
         "pair",
         Value("tuple", (Value("str", "*fp32"), Value("str", "constexpr"))),
@@ -493,7 +492,7 @@ def test_a_compile_from_an_ir_file(compile_add, cache, events, parts_of, tmp_pat
     path.write_text(kernel.asm[stage])
     triton.compile(str(path), target=GPUTarget("cuda", 90, 32))
     event = events[-1]
-    facts = capture.launch_facts(event.src, event.options)
+    facts = keytext.launch_facts(event.src, event.options)
     assert (facts.source_kind, facts.arguments, facts.constants) == ("ir", (), ())
     assert len(facts.signature) == 4
     assert LaunchFacts.from_bytes(facts.to_bytes()) == facts
@@ -506,7 +505,7 @@ def test_a_compile_from_an_ir_file(compile_add, cache, events, parts_of, tmp_pat
 def test_toolchain_of_a_compile(compile_add):
     """The toolchain is release, binary and, for NVIDIA alone, the ptxas that Triton asked."""
     compile_add(target="cuda:90")
-    cuda, hip = capture.toolchain_of("cuda", "90"), capture.toolchain_of("hip", "gfx942")
+    cuda, hip = keytext.toolchain_of("cuda", "90"), keytext.toolchain_of("hip", "gfx942")
     assert cuda.release == hip.release == triton.__version__
     assert cuda.binary == hip.binary
     assert " V" in cuda.ptxas
@@ -531,7 +530,7 @@ def test_the_same_compile_in_another_process(
     compile_add(block=32, options={"num_stages": 2})
     (event,) = events
     here = (
-        parts_of(event).to_bytes() + capture.launch_facts(event.src, event.options).to_bytes()
+        parts_of(event).to_bytes() + keytext.launch_facts(event.src, event.options).to_bytes()
     ).hex()
     (tmp_path / "checkout").mkdir()
     shutil.copy(
@@ -543,14 +542,14 @@ import sys; sys.path.insert(0, sys.argv[1])
 import kernels_for_tests as kernels, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bundler.toolchain.keys import capture
+from bundler.toolchain import keytext
 from bundler.toolchain.recording.compile_listener import listening
 heard = []; hear = heard.append; listening.attach(hear)
 signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 triton.compile(ASTSource(kernels.add, signature, {"BLOCK": 32}), target=GPUTarget("cuda", 90, 32), options={"num_stages": 2})
 e = heard[0]
-parts = capture.key_parts(e.src, e.backend, e.options, e.env_vars, e.hash, e.stages_key)
-print((parts.to_bytes() + capture.launch_facts(e.src, e.options).to_bytes()).hex())
+parts = keytext.key_parts(e.src, e.backend, e.options, e.env_vars, e.hash, e.stages_key)
+print((parts.to_bytes() + keytext.launch_facts(e.src, e.options).to_bytes()).hex())
 """
     env = {**os.environ, "PYTHONHASHSEED": "7", "TRITON_CACHE_DIR": str(tmp_path / "second")}
     assert run_python(code, tmp_path / "checkout", env=env) == [here]

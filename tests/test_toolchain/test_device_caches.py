@@ -16,7 +16,7 @@ import pytest
 import bundler
 from bundler.format.constant_values import Value
 from bundler.toolchain import instances
-from bundler.toolchain.replay.device_caches import DeviceCaches, OfferedKernel
+from bundler.toolchain.device_caches import DeviceCaches, OfferedKernel
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.toolchain

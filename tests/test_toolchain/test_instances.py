@@ -17,7 +17,7 @@ import weakref
 import numpy as np
 import pytest
 
-from bundler.toolchain import instances, namespaces
+from bundler.toolchain import instances
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
 
@@ -170,7 +170,7 @@ def module(monkeypatch):
 
 
 def reachable():
-    return [found.name for found in namespaces.reachable(Made, namespaces.module_namespaces())]
+    return [found.name for found in instances.reachable(Made, instances.module_namespaces())]
 
 
 class Tuner(Made):
@@ -270,9 +270,9 @@ def test_picking_begins_again_where_a_dictionary_changed():
                 raise RuntimeError("dictionary changed size during iteration")
             return iter(["text", 1])
 
-    wanted = namespaces.subtypes(int)
-    assert namespaces.pick(Values(3), wanted) == [1]
-    assert namespaces.pick(Values(10**6), wanted) == []
+    wanted = instances.subtypes(int)
+    assert instances.pick(Values(3), wanted) == [1]
+    assert instances.pick(Values(10**6), wanted) == []
 
 
 def test_picking_holds_nothing_but_what_is_picked():
@@ -297,7 +297,7 @@ def test_picking_holds_nothing_but_what_is_picked():
     thread.start()
     try:
         for _ in range(20):
-            assert namespaces.pick(dict.values(namespace), namespaces.subtypes(Made)) == []
+            assert instances.pick(dict.values(namespace), instances.subtypes(Made)) == []
     finally:
         stop.set()
         thread.join()

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bundler.toolchain import instances
-from bundler.toolchain.recording import loaded_kernels
+from bundler.toolchain.recording import compile_listener
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.release]
 def found_in(cache):
     """Kernels of this test; others of this process live in other directories."""
     return sorted(
-        (e for e in loaded_kernels.loaded_kernels() if e.directory.startswith(str(cache))),
+        (e for e in compile_listener.loaded_kernels() if e.directory.startswith(str(cache))),
         key=lambda e: e.key,
     )
 
@@ -122,7 +122,7 @@ def test_nothing_without_triton(run_python):
     """Where Triton is not imported nothing is loaded, and looking does not import it."""
     code = """
 import sys
-from bundler.toolchain.recording.loaded_kernels import loaded_kernels
+from bundler.toolchain.recording.compile_listener import loaded_kernels
 assert list(loaded_kernels()) == []
 assert "triton" not in sys.modules
 """

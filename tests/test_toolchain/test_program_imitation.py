@@ -9,8 +9,8 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.toolchain.imitation.replaced_attributes import Replacements
-from bundler.toolchain.imitation.target_devices import device_of
+from bundler.toolchain.program_imitation import Replacements
+from bundler.toolchain.target_devices import device_of
 
 H100, MI300 = Target("cuda", "90"), Target("hip", "gfx942", 64)
 
@@ -24,7 +24,7 @@ def torch():
 @pytest.fixture
 def imitate(torch):
     """Imitate a target's GPU; returns the imitation, to be entered."""
-    from bundler.toolchain.imitation.program_imitation import ProgramImitation
+    from bundler.toolchain.program_imitation import ProgramImitation
 
     def make(target=H100, **properties):
         return ProgramImitation(target, properties, lambda *_: None, lambda *_: None)

@@ -34,7 +34,7 @@ def jobs(count: int) -> list[Any]:
     """Return the kernels as jobs of the service."""
     from bundler.compile.compile_job import Job, SourceRef
     from bundler.format.entries import Target
-    from bundler.toolchain.keys.encoding import encode_value
+    from bundler.toolchain.encoding import encode_value
 
     made = []
     for name, types, constants, options in variants(count):

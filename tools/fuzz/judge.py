@@ -58,8 +58,8 @@ from bundler.runtime import DryDriver, build_plan, can_launch, load
 from bundler.runtime.program.program_summary import programs_of
 from bundler.runtime.tuning.occupancy import usage_of
 from bundler.runtime.tuning.tuning_winners import config_of, record_of, table_entry
+from bundler.toolchain import rekeyed_key
 from bundler.toolchain.identity import triton_dir
-from bundler.toolchain.replay import rekeyed_key
 from tools.shared.measurement import fast_directory
 
 ACCEPTED = "accepted"

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import bundler
-from bundler.toolchain import identity
-from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain import identity, inductor_caches
 from tools.shared import measurement, processes, programs
 
 TESTS = "tests/test_integrations/test_inductor.py"
@@ -56,7 +55,9 @@ def main() -> int:
 
 
 def _names() -> dict[str, Any]:
-    needed = sorted({*inductor_caches.NEEDED, *inductor_tuners.NEEDED, inductor_caches.COMPILER})
+    needed = sorted(
+        {*inductor_caches.NEEDED, *inductor_caches.NEEDED_TO_KEEP, inductor_caches.COMPILER}
+    )
     return {"looked_up": needed, "missing": list(inductor_caches.missing(needed))}
 
 

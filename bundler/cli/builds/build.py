@@ -36,11 +36,10 @@ from bundler.cli.stores.store_options import (
 )
 from bundler.cli.terminal import Bar, Screen
 from bundler.compile import bundle_build
-from bundler.compile.build_plan import Failure, Plan
+from bundler.compile.build_plan import Failure, Plan, Retarget
 from bundler.compile.bundle_build import BuildResult
 from bundler.compile.compile_job import Job
 from bundler.compile.declarations import read_build_file
-from bundler.compile.retargeted_kernels import Retarget
 from bundler.compile.shards import Shard
 from bundler.config import without_registered_bundles
 from bundler.errors import ConfigError, EmptyBundle, RecordingError

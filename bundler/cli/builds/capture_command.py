@@ -39,8 +39,8 @@ from bundler.errors import ConfigError, NotFound, RecordingError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
 from bundler.format.entries import Target
-from bundler.toolchain.imitation.target_devices import device_of
 from bundler.toolchain.recording.child_recording import hidden_package_parent
+from bundler.toolchain.target_devices import device_of
 
 NOTHING = (
     "nothing was captured, so no bundle was written: the program launched no Triton kernel in its"

@@ -15,7 +15,7 @@ from typing import Any
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.runtime.configs import COUNTS, Config
-from bundler.toolchain.option_defaults import options_anywhere, options_of
+from bundler.toolchain.compile_call import options_anywhere, options_of
 
 _PRUNERS = frozenset({"perf_model", "top_k", "early_config_prune"})
 

@@ -21,7 +21,7 @@ from bundler.format.launch_spec import Named, TuningRecord
 from bundler.runtime.configs import COUNTS, Config
 from bundler.runtime.launch.drivers.driver import DeviceProperties
 from bundler.toolchain.compile_call import decode_value
-from bundler.toolchain.keys.encoding import encode_value
+from bundler.toolchain.encoding import encode_value
 
 MAX_TABLE_BYTES = 16 << 20
 MAX_TIME_NS = 2**63

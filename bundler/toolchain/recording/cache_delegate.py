@@ -47,7 +47,7 @@ class CacheCall(NamedTuple):
         # Most hits are of known kernels and need no record.
         from bundler.toolchain.compile_frames import find_compile
         from bundler.toolchain.events import kernel_hash, target_of
-        from bundler.toolchain.keys.capture import key_parts, launch_facts, toolchain_of
+        from bundler.toolchain.keytext import key_parts, launch_facts, toolchain_of
         from bundler.toolchain.recording.spool_records import SpooledEvent
         from bundler.toolchain.targets import current_device
 

@@ -39,7 +39,7 @@ _CHECK_TIMEOUT_S = 60
 _CHECK = """
 import importlib.util, sys
 if importlib.util.find_spec("triton") is not None:  # without Triton nobody asks for a cache manager
-    import bundler.config, bundler.toolchain.keys.capture, bundler.toolchain.recording.spool_records
+    import bundler.config, bundler.toolchain.keytext, bundler.toolchain.recording.spool_records
     import os
     if os.environ.get("TRITON_BUNDLER_SPOOL_INNER", "").startswith("bundler.integrations."):
         import bundler.integrations.lookup_engine, bundler.integrations.sessions, bundler.lifecycle.machine_store

@@ -8,21 +8,27 @@ program's listener is called too.
                                       └─▶ callbacks (guarded)
 
 Recordings attach callbacks; compile jobs and the tuner run one compile with `heard`.
+
+`loaded_kernels`: kernels that this process compiled or loaded before a recording began, found in
+the JIT's own in-memory caches.  Recordings and sessions add them to what they heard.
 """
 
 from __future__ import annotations
 
 import collections
 import os
+import re
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
 from bundler.project import install
-from bundler.toolchain import compile_frames
+from bundler.toolchain import compile_frames, instances
+from bundler.toolchain.encoding import as_tuples
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
 from bundler.toolchain.targets import current_device
 
@@ -70,37 +76,27 @@ class CompileListener:
     def __init__(self) -> None:
         self.errors: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
-        self._counts: dict[Callback, int] = {}
         self._callbacks: tuple[Callback, ...] = ()
         self._link: _Link | None = None
 
     def attach(self, callback: Callback) -> None:
-        """Begin to call `callback`; attaching it again only adds one to the number of `detach`
-        calls it takes to stop.
-
-        Imports Triton.
+        """Begin to call `callback`.  Imports Triton.
 
         Raises:
             RecordingError: Triton is not installed, or has no compilation listener.
         """
         compilation = _compilation_knobs()
         with self._lock:
-            self._counts[callback] = self._counts.get(callback, 0) + 1
-            self._callbacks = tuple(self._counts)
+            self._callbacks = (*self._callbacks, callback)
             if self._link is None:
                 self._link = _Link(self, compilation.listener)
                 compilation.listener = self._link
 
     def detach(self, callback: Callback) -> None:
-        """Undo one `attach`; does nothing for a callback that is not attached."""
+        """Undo `attach`; does nothing for a callback that is not attached."""
         with self._lock:
-            remaining = self._counts.get(callback, 0) - 1
-            if remaining > 0:
-                self._counts[callback] = remaining
-            else:
-                self._counts.pop(callback, None)
-            self._callbacks = tuple(self._counts)
-            if not self._counts:
+            self._callbacks = tuple(one for one in self._callbacks if one != callback)
+            if not self._callbacks:
                 self._cut()
 
     def heard(self, compile_now: Callable[[], object]) -> CompileEvent:
@@ -134,7 +130,6 @@ class CompileListener:
         thread runs.
         """
         self._lock = threading.Lock()  # another thread of the parent may have held it
-        self._counts = {}
         self._callbacks = ()
         self._cut()
 
@@ -220,3 +215,72 @@ def _event(facts: dict[str, Any]) -> CompileEvent:
 
 listening = CompileListener()
 after_fork(listening.reset_after_fork)
+
+
+# Triton writes the environment that is part of the key into metadata, beside options, which are all
+# lower case.
+_ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+def loaded_kernels() -> Iterator[CompileEvent]:
+    """Yield each finished kernel in the JIT caches of this process, with the device it was loaded
+    for.
+
+    The options are rebuilt from the kernel's metadata, which compiler passes may have changed
+    since: whether they are those of the key is for `keytext.key_parts` to prove.  A kernel whose
+    compile is still running is left out; one that cannot be read is left out with a log line.
+    Nothing when Triton is not imported.  Which functions are known, says `instances`; looking for
+    them takes 0.1 s where torch is imported.
+    """
+    for function in instances.instances(instances.JIT_FUNCTION):
+        # Copied in one step: during a loop over the items another thread could change the
+        # dictionary.
+        for device, cache in list(dict(getattr(function, "device_caches", {})).items()):
+            for kernel in list(cache[0].values()):
+                event = _event_of(kernel, device)
+                if event is not None:
+                    yield event
+
+
+def _event_of(kernel: Any, device: int) -> CompileEvent | None:
+    finished = _finished(kernel)
+    try:
+        return None if finished is None else _read(finished, device)
+    except Exception as error:  # noqa: BLE001  # the seam: a kernel object of another shape must not end the user's program
+        _LOG.warning("a loaded kernel cannot be recorded (%s: %s)", type(error).__name__, error)
+        return None
+
+
+def _finished(kernel: Any) -> Any | None:
+    """Return the compiled kernel behind a cache value; asking an unfinished one for anything would
+    wait for its compile.
+    """
+    kind: Any = getattr(sys.modules.get("triton.runtime._async_compile"), "FutureKernel", None)
+    if kind is None or type(kernel) is not kind:
+        return kernel
+    inner, future = vars(kernel).get("kernel"), vars(kernel).get("future")
+    if inner is not None or future is None:
+        return inner
+    ended = future.done() and not future.cancelled() and future.exception() is None
+    return future.result() if ended else None
+
+
+def _read(kernel: Any, device: int) -> CompileEvent:
+    metadata = kernel.metadata._asdict()
+    compiler: Any = sys.modules["triton.compiler.compiler"]
+    backend = compiler.make_backend(metadata["target"])
+    path = next(path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
+    return CompileEvent(
+        key=kernel_key(kernel.hash),
+        hash=kernel.hash,
+        directory=os.path.dirname(path),
+        name=metadata["name"],
+        target=target_of(metadata["target"]),
+        src=kernel.src,
+        options=backend.parse_options({name: as_tuples(value) for name, value in metadata.items()}),
+        backend=backend,
+        env_vars={
+            name: value for name, value in metadata.items() if _ENVIRONMENT_NAME.fullmatch(name)
+        },
+        device=device,
+    )

@@ -6,7 +6,7 @@ Two things besides the kernel move its key: the hash of Triton's binary, which d
 Python versions of one release, and on AMD before Triton 3.9 the path where Triton is installed.
 Where nothing else differs, the key is computed anew by Triton's own code, from the launch facts.
 
-`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests`
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `device_caches`
 uses `option_here`.
 
 `key_moved` does the same for a kernel of which only the lines differ;
@@ -16,7 +16,6 @@ uses `option_here`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +32,13 @@ from bundler.format.keyparts import (
     decode_lines,
 )
 from bundler.format.launch_spec import LaunchFacts
+from bundler.toolchain import keytext
 from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
+from bundler.toolchain.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
-from bundler.toolchain.keys import keytext
-from bundler.toolchain.keys.encoding import TRITON_DIR_TEXT
-from bundler.toolchain.keys.source_lines import hashes_at, lines_parts, source_lines
+from bundler.toolchain.keytext import hashes_at, lines_parts, source_lines
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
@@ -168,7 +167,7 @@ class _Remade:
     @property
     def hash(self) -> str:
         """The hash that Triton will make here, as hexadecimal text."""
-        return _sha256(self._text)
+        return keytext.text_hash(self._text)
 
     def merged(self, recorded: KeyParts) -> list[tuple[str, str]]:
         """Return the recorded parts with this machine's values, in their order."""
@@ -185,7 +184,7 @@ class _Remade:
             # The binary's hash is one of the many that the text is made of; the others must be
             # equal.
             code = code.replace(self.parts[_BINARY], theirs[_BINARY])
-            if _sha256(code) != theirs.get(_CODE):
+            if keytext.text_hash(code) != theirs.get(_CODE):
                 raise ToolchainMismatch(
                     "other files of its Triton differ from this machine's too, not only the binary"
                 )
@@ -193,7 +192,7 @@ class _Remade:
             # the other machine's install path is not known, so that all other parts are equal has
             # to be enough
             return
-        if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
+        if keytext.text_hash(self._text.replace(self._code, code, 1)) != kernel_hash(key):
             raise ToolchainMismatch(
                 "its recorded key cannot be computed again from what is known of it"
             )
@@ -239,7 +238,3 @@ def _constant(value: Value) -> Any:
         # Triton hashes the text of such a constant, which holds the name of the function's module.
         raise ToolchainMismatch("a tuple of functions is among its constants")
     return decode_value(value, lambda _, cache_key: SimpleNamespace(cache_key=cache_key))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton as on a machine with a GPU that a program is captured for: a driver that knows the target's
-device, and launches that are heard instead of made.
+"""`ProgramImitation`: a program runs as on a machine with the target's GPU, and each compile that
+it would ask for is heard.
+
+::
+
+    tensors        fake, with addresses and known small values     imitated_torch.py
+    torch.cuda     answers for the target's device                 imitated_torch.py, target_devices.py
+    Triton         an imitated driver; launches heard, not made    here
+
+`bundler/compile/program_capture.py` enters one around the program, and compiles what it heard.
 
 Unlike `DeclaredDriver`, which serves imports and single compiles, `ImitatedDriver` answers what a
 running program asks: device properties, torch's device, streams, a benchmarker.  It is Triton's
@@ -11,30 +19,59 @@ the program's (fake) tensors.  Where it would compile it is given a kernel that 
 autotuner's own `run` prunes its configurations and "measures" each: one call, equal times.  What
 both keep in memory is set aside meanwhile, so that a later real launch finds nothing of the
 capture.
-
-Used by `program_imitation.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
 
-from bundler.errors import ConfigError
+from bundler.errors import BundlerError, ConfigError, RecordingError
 from bundler.format.entries import Target
+from bundler.project import install
+from bundler.toolchain import jit_specialization, targets
 from bundler.toolchain.declared_target import DeclaredDriver, triton_target
-from bundler.toolchain.imitation.replaced_attributes import Replacements
-from bundler.toolchain.imitation.target_devices import TargetDevice
-from bundler.toolchain.jit_specialization import CompileRequest
+from bundler.toolchain.jit_specialization import CompileRequest, Specialized
+from bundler.toolchain.target_devices import TargetDevice, device_of
+from bundler.toolchain.user_frames import Place, user_place
+
+_ABSENT: Any = object()
+
+# Told (what depended on data, or what a kernel that was not compiled was asked; what was answered).
+Heard = Callable[[str, str], None]
+
+
+class Replacements(contextlib.ExitStack):
+    """Attributes of torch's and Triton's modules and classes that stand-ins take the place of; its
+    end puts everything back, the last first.  Not thread-safe.
+    """
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Give an attribute another value; one that the owner itself lacks is removed again at the
+        end.
+        """
+        before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, value)
+        if before is _ABSENT:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, before)
+
+    def put_all(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Give several attributes other values."""
+        for name, value in values.items():
+            self.put(owner, name, value)
+
 
 # What a benchmark of a kernel that does not run says, in milliseconds; equal for all, so that the
 # first configuration counts as the best.
 BENCHMARK_MS = 1.0
-_KILOHERTZ = 1_000_000
+KILOHERTZ = 1_000_000
 
 
 class ImitatedDriver(DeclaredDriver):
@@ -42,7 +79,19 @@ class ImitatedDriver(DeclaredDriver):
 
     def __init__(self, target: Target, device: TargetDevice) -> None:
         super().__init__(target)
-        self.utils = _ImitatedUtilities(device, target)
+        properties: dict[str, Any] = {
+            "max_shared_mem": device.shared_memory_per_block_optin,
+            "max_num_regs": device.regs_per_multiprocessor,
+            "multiprocessor_count": device.multi_processor_count,
+            "warpSize": target.warp_size,
+            "sm_clock_rate": KILOHERTZ,
+            "mem_clock_rate": KILOHERTZ,
+            "mem_bus_width": 1024,
+        }
+        if target.backend == "hip":
+            properties["arch"] = target.arch
+        # What Triton's driver keeps in its helper library, as far as programs ask for it.
+        self.utils = SimpleNamespace(get_device_properties=lambda _device=0: dict(properties))
 
     def set_current_device(self, _device: int) -> None:
         """Accept any device: all are alike."""
@@ -73,27 +122,6 @@ class ImitatedDriver(DeclaredDriver):
 
     def clear_cache(self, _cache: Any) -> None:
         """Do nothing: there is no cache."""
-
-
-class _ImitatedUtilities:
-    """What Triton's driver keeps in its helper library, as far as programs ask for it."""
-
-    def __init__(self, device: TargetDevice, target: Target) -> None:
-        self._properties: dict[str, Any] = {
-            "max_shared_mem": device.shared_memory_per_block_optin,
-            "max_num_regs": device.regs_per_multiprocessor,
-            "multiprocessor_count": device.multi_processor_count,
-            "warpSize": target.warp_size,
-            "sm_clock_rate": _KILOHERTZ,
-            "mem_clock_rate": _KILOHERTZ,
-            "mem_bus_width": 1024,
-        }
-        if target.backend == "hip":
-            self._properties["arch"] = target.arch
-
-    def get_device_properties(self, _device: int = 0) -> dict[str, Any]:
-        """Return the device's properties, as Triton names them."""
-        return dict(self._properties)
 
 
 def benchmark_once(
@@ -127,8 +155,6 @@ def imitating_driver(target: Target, device: TargetDevice) -> Iterator[ImitatedD
         config._active = before  # noqa: SLF001  # as above; None stands for "not looked for yet"
 
 
-# Told (what a kernel that was not compiled was asked, what was answered).
-Heard = Callable[[str, str], None]
 # What a kernel that was not compiled says of itself, to programs that compute a grid from it.
 _GUESSED = {"n_regs": 64, "n_spills": 0, "n_max_threads": 1024}
 
@@ -255,3 +281,104 @@ def _shape_of(value: Any) -> Any:
     if isinstance(value, (bool, int, str)):
         return value
     return type(value), str(getattr(value, "dtype", ""))
+
+
+# Told (JIT function, its request, the same as data) for each kernel, and (function, why) for one
+# whose call cannot be described.
+OnKernel = Callable[[Any, CompileRequest, Specialized], None]
+OnRefused = Callable[[Any, str], None]
+
+
+class ProgramImitation:
+    """The stand-ins for one target, entered once.
+
+    Attributes:
+        device: the imitated GPU.
+        assumed: what was assumed about it; None for nothing.
+        launches: how many launches were heard.
+        guesses: (line, what depended on data, what was taken for it) -> how often.
+
+    Raises:
+        RecordingError: at the start, when torch or Triton is not installed.
+        ConfigError: a property has no such name or type; at the start, when another program is
+            captured in this process.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        properties: Mapping[str, Any] | None,
+        on_kernel: OnKernel,
+        on_refused: OnRefused,
+    ) -> None:
+        self.target = target
+        self.device: TargetDevice
+        self.device, self.assumed = device_of(target, properties)
+        self.launches = 0
+        self.guesses: dict[tuple[Place, str, str], int] = {}
+        self._on_kernel, self._on_refused = on_kernel, on_refused
+        self._stack = contextlib.ExitStack()
+        self._driver: Any = None
+
+    @property
+    def asked_in_vain(self) -> tuple[str, ...]:
+        """What the program asked Triton's driver for and got no answer."""
+        return tuple(self._driver.refused) if self._driver is not None else ()
+
+    def __enter__(self) -> Self:
+        _import("triton.testing", "triton")
+        torchs: Any = _import("bundler.toolchain.imitated_torch", "torch")
+        values: Any = torchs.KnownValues()
+        launches = captured_launches(
+            self._requested, lambda *call: self._launched(values, *call), self._guessed
+        )
+        with contextlib.ExitStack() as stack:
+            self._driver = stack.enter_context(imitating_driver(self.target, self.device))
+            # Before torch.cuda is imitated: what the mode imports looks at functions of torch by
+            # identity.
+            stack.enter_context(torchs.imitated_tensors(values, self._guessed))
+            stack.enter_context(torchs.imitated_cuda(self.target, self.device))
+            stack.enter_context(torchs.imitated_autocast())
+            stack.enter_context(launches)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._stack.__exit__(kind, error, trace)
+        finally:
+            targets.forget_targets()
+
+    def _requested(self, function: Any, request: CompileRequest) -> None:
+        try:
+            found = jit_specialization.as_data(request, portable=False)
+        except BundlerError as error:
+            self._on_refused(function, error.message)
+        else:
+            self._on_kernel(function, request, found)
+
+    def _launched(
+        self, values: Any, _function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.launches += 1
+        for argument in (*args, *kwargs.values()):
+            values.may_be_written(argument)
+
+    def _guessed(self, what: str, guess: str) -> None:
+        found = (user_place(), what, guess)
+        self.guesses[found] = self.guesses.get(found, 0) + 1
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RecordingError(
+            f"a program is captured with its own {extra}, which cannot be imported ({error});"
+            f" {install(extra)}"
+        ) from error

@@ -23,11 +23,11 @@ from bundler.fork_safety import ForkSafeLock
 from bundler.format.bundle_file import read_regular
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
+from bundler.toolchain.device_caches import of_modules
+from bundler.toolchain.encoding import as_tuples
 from bundler.toolchain.events import kernel_key, target_of
 from bundler.toolchain.instances import when_imported
 from bundler.toolchain.jit_specialization import jit_function
-from bundler.toolchain.keys.encoding import as_tuples
-from bundler.toolchain.replay.device_caches import of_modules
 from bundler.toolchain.tuner_toolchain import (
     MAX_RESULT_BYTES,
     results_digest,

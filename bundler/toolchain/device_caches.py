@@ -15,14 +15,31 @@ kernel without launch facts.
 A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what
 would be compiled: the hit that it would have on disk, without its compiler, its listener and its
 hooks.  `bundler/integrations/replayed_kernels.py` calls `offer`.
+
+`Requests`: what the JIT would ask its compiler for, made again from the launch facts of a recorded
+kernel, and proven by its key.
+
+::
+
+    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run` ──▶ Request
+                                                         (its binder is replaced)  │
+    key of the recorded kernel ◀── must be equal ── Triton's own key ◀─────────────┘
+
+`run` is stopped where it would compile.  The text under which the JIT keeps a kernel in memory,
+types, constants, attributes and options are thus Triton's own on every release.
+
+`agreeing_hashes`, `difference`: whether a function has the source that a kernel was recorded with.
+Before Triton 3.9 a function's hash depends on whether the functions that it calls were hashed
+before it, so one source has two.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -35,13 +52,164 @@ from bundler.errors import (
 )
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
+from bundler.format.keyparts import KeyParts
+from bundler.format.launch_spec import LaunchFacts, Path
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
+from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
 from bundler.toolchain.instances import when_imported
-from bundler.toolchain.replay.recorded_requests import Request, Requests, key_of
-from bundler.toolchain.replay.source_hashes import agreeing_hashes, difference
+from bundler.toolchain.jit_specialization import functions_of, hash_again, stopped_run
+from bundler.toolchain.keytext import kernel_key_here, text_hash
+from bundler.toolchain.rekeyed_key import hashed_function, option_here
+
+# What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the
+# backend says what each means.
+_DESCRIPTIONS = ("", "D", "S", "DS")
+# Options that programs and tuners write out also where they are as they would be anyway, in the
+# order of Triton's tuner.
+_COUNTS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
+# How often users write some of them out: all that a kernel needs, and these.
+_WRITTEN_OUT = (
+    (),
+    ("num_warps",),
+    ("num_warps", "num_stages"),
+    ("num_warps", "num_ctas", "num_stages"),
+)
+
+
+class Request(NamedTuple):
+    """One compile as the JIT asks for it; all but the first are Triton's own objects.
+
+    Attributes:
+        place: the text under which the JIT keeps the kernel in memory.
+        signature, constants, options, attributes: as the JIT hands them to the compiler.
+    """
+
+    place: str
+    signature: Any
+    constants: Any
+    options: Any
+    attributes: Any
+
+
+def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> str | None:
+    """Return the kernel key that Triton here makes of a request; None when it cannot be computed.
+
+    Args:
+        function: the JIT function, which had its device cache made.
+        request: what is asked for.
+        source_hash: Triton's hash of the function.
+        backend: Triton's backend object.
+    """
+    hashed = hashed_function(function.__name__, function.arg_names, source_hash)
+    source = function.ASTSource(hashed, request.signature, request.constants, request.attributes)
+    return kernel_key_here(source, backend, request.options)
+
+
+class Requests:
+    """The requests that lead to one recorded kernel: one for each way in which a call may write its
+    options.
+
+    Args:
+        function: the JIT function.
+        facts: of the kernel.
+        device: index of the device in use.
+
+    Raises:
+        ToolchainMismatch: the facts are not of this function's arguments, or this Triton has no
+            such specialization.
+        CompileFailed: a constant cannot be made again here.
+    """
+
+    def __init__(self, function: Any, facts: LaunchFacts, device: int) -> None:
+        self._function, self._device = function, device
+        _, _, self._target, self.backend, _ = function.device_caches[device]
+        if [name for name, _ in facts.signature] != list(function.arg_names):
+            raise ToolchainMismatch("its recorded arguments are not those of the function")
+        self._constants = {path: decode_value(value) for path, value in facts.constants}
+        self._attributes = {path: decode_value(value) for path, value in facts.attributes}
+        kinds = [(name, type_of(kind)) for name, kind in facts.signature]
+        self._specialization = [
+            self._specialized((number,), kind) for number, (_, kind) in enumerate(kinds)
+        ]
+        self._bound = {
+            name: self._value((number,), kind) for number, (name, kind) in enumerate(kinds)
+        }
+        self._recorded = {name: option_here(value) for name, value in facts.options}
+
+    def __iter__(self) -> Iterator[Request]:
+        plain = self._asked({})
+        needed = {
+            n: v
+            for n, v in self._recorded.items()
+            if n in vars(plain.options) and vars(plain.options)[n] != v
+        }
+        seen = set()
+        for written_out in _WRITTEN_OUT:
+            options = self._options(needed, written_out)
+            request = self._asked(options) if options else plain
+            if request.place not in seen:
+                seen.add(request.place)
+                yield request
+
+    def _options(self, needed: Mapping[str, Any], written_out: tuple[str, ...]) -> dict[str, Any]:
+        counts = [
+            name
+            for name in _COUNTS
+            if name in needed or (name in written_out and name in self._recorded)
+        ]
+        others = [name for name in needed if name not in _COUNTS]
+        return {name: self._recorded[name] for name in (*counts, *others)}
+
+    def _specialized(self, path: Path, kind: Any) -> tuple[Any, Any]:
+        """Return the (type, specialization) that the JIT finds for an argument, or for a member of
+        a tuple.
+        """
+        if isinstance(kind, tuple):
+            members = [
+                self._specialized((*path, number), member) for number, member in enumerate(kind)
+            ]
+            return kind, tuple(specialization for _, specialization in members)
+        if kind == "constexpr":
+            return kind, self._constant(path)
+        if path not in self._attributes:
+            return kind, None
+        attribute = self._attributes[path]
+        parse = self.backend.parse_attr
+        description = next((text for text in _DESCRIPTIONS if parse(text) == attribute), None)
+        if description is None:
+            raise ToolchainMismatch(
+                f"this Triton has no specialization of an argument as {attribute!r:.100}"
+            )
+        return kind, description
+
+    def _value(self, path: Path, kind: Any) -> Any:
+        """Return what the JIT is given for an argument, as far as it looks at it: constants
+        alone.
+        """
+        if isinstance(kind, tuple):
+            return tuple(self._value((*path, number), member) for number, member in enumerate(kind))
+        return self._constant(path) if kind == "constexpr" else None
+
+    def _constant(self, path: Path) -> Any:
+        if path not in self._constants:
+            raise ToolchainMismatch("a constant of its signature was not recorded")
+        return self._constants[path]
+
+    def _asked(self, options: dict[str, Any]) -> Request:
+        """Let the JIT run up to where it would compile."""
+
+        def bind(*_: Any, **given: Any) -> tuple[Any, Any, Any]:
+            return dict(self._bound), list(self._specialization), given
+
+        caches: Any = {self._device: ({}, {}, self._target, self.backend, bind)}
+        place, signature, _, constants, chosen, attributes = stopped_run(
+            self._function, caches, options
+        )
+        return Request(place, signature, constants, chosen, attributes)
+
 
 _LOG = logger("bundler.toolchain")
 # Stands in a function's attributes: for which devices, and which offers, its kernels were looked
@@ -171,9 +339,12 @@ class DeviceCaches:
         for function in functions:
             if vars(function).get(_FILLED, {}).get(device) == self._offers:
                 vars(function)[_SILENT] = set(function.device_caches[device][0])
-        request = Request(call.place, call.signature, call.constants, call.options, call.attributes)
-        if self.instead_of_compiling(call.function, call.device, request) is not None:
-            vars(call.function).setdefault(_SILENT, set()).add(call.place)
+        place, asking = call["key"], call["self"]
+        request = Request(
+            place, call["signature"], call["constexprs"], call["options"], call["attrs"]
+        )
+        if self.instead_of_compiling(asking, call["device"], request) is not None:
+            vars(asking).setdefault(_SILENT, set()).add(place)
 
     def _await(self, function: Any) -> None:
         """Fill a function that is being defined when its module is whole; one that no import makes
@@ -432,3 +603,79 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 device_caches = DeviceCaches()
+
+
+# A launch holds such a lock while Triton hashes a function, which takes milliseconds.
+_PATIENCE_S = 1.0
+
+
+def agreeing_hashes(function: Any, wanted: frozenset[str]) -> frozenset[str]:
+    """Return which of the recorded hashes are hashes of this function's source.
+
+    Where the function was not hashed before, it keeps one of them, so that Triton asks for keys as
+    the recorded process did. Safe while other threads launch.
+
+    Raises:
+        ToolchainMismatch: the function cannot be hashed, for instance while its module is being
+            imported.
+    """
+    fresh = function.hash is None
+    try:
+        known = function.cache_key
+    except Exception as error:  # Triton reads the function's source and globals: they are anybody's
+        if fresh:
+            function.hash = None  # Triton leaves a placeholder there, which would stand in keys
+        raise ToolchainMismatch(
+            f"Triton cannot hash it ({type(error).__name__}: {error!s:.200})"
+        ) from error
+    if wanted <= {known}:
+        return wanted
+    return wanted & {known, *_other_hashes(function, wanted, fresh=fresh)}
+
+
+def _other_hashes(function: Any, wanted: frozenset[str], *, fresh: bool) -> list[str]:
+    """Return the hashes with and without the functions that it calls hashed before."""
+    functions = functions_of(function)
+    found = []
+    with _held(functions):
+        before = [(one, one.hash, one.used_global_vals) for one in functions]
+        agreed = None
+        for helpers_first in (False, True):
+            digest = hash_again(function, helpers_first=helpers_first)
+            found.append(digest)
+            if digest in wanted:
+                agreed = (digest, function.used_global_vals)
+        for one, digest, used in before:
+            one.hash, one.used_global_vals = digest, used
+        if fresh and agreed is not None and function.hash not in wanted:
+            function.hash, function.used_global_vals = agreed
+    return found
+
+
+@contextlib.contextmanager
+def _held(functions: list[Any]) -> Iterator[None]:
+    """Keep other threads from reading hashes while the block changes them."""
+    found = (getattr(one, "_hash_lock", None) for one in functions)
+    locks = {id(lock): lock for lock in found if lock is not None}
+    with contextlib.ExitStack() as stack:
+        for lock in locks.values():
+            # Not without end: a launch takes such locks in an order of its own.
+            if not lock.acquire(timeout=_PATIENCE_S):
+                raise ToolchainMismatch("another thread is hashing it")
+            stack.callback(lock.release)
+        yield
+
+
+def difference(function: Any, parts: KeyParts) -> str:
+    """Return which recorded part of a source differs from that of a function, in words."""
+    recorded = dict(parts.parts)
+    text = text_hash(function.src)
+    place = f"{function.module}.{function.__qualname__}"
+    if recorded.get("source.text", text) != text:
+        return f"source.text: the code of {place} was edited"
+    line = str(function.starting_line_number)
+    if recorded.get("source.line", line) != line:
+        return (
+            f"source.line: {place} was at line {recorded['source.line']:.20} and is at line {line}"
+        )
+    return f"source.hash: a function or a global constant that {place} uses was changed"

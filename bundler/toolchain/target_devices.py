@@ -3,14 +3,14 @@
 since no such GPU need be here.
 
 A target is an architecture, and GPUs of one architecture differ in size: the table names the one
-that is sold for servers, and a caller may give other values.  `imitated_cuda.py` and
-`imitated_triton.py` answer programs with it while they are captured.
+that is sold for servers, and a caller may give other values.  `imitated_torch.py` and
+`program_imitation.py` answer programs with it while they are captured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -107,8 +107,3 @@ def device_of(
         else f"{target} is in no table of devices: taken for as large as {other}"
     )
     return replace(_DEVICES[other], **{"name": str(target), **given}), assumed
-
-
-def described(device: TargetDevice) -> dict[str, Any]:
-    """Return a device's properties by name."""
-    return asdict(device)
