@@ -60,7 +60,7 @@ MODULE_OF_NAME = {
     "CompiledOnce": "lifecycle.compiled_once",
     "Config": "runtime.configs",
     "Content": "format.manifest",
-    "Counters": "integrations.session_counters",
+    "Counters": "integrations.process_report",
     "Demand": "config",
     "DeviceLimits": "runtime.tuning.occupancy",
     "DeviceProperties": "runtime.launch.drivers.driver",

@@ -15,14 +15,15 @@ import atexit
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 from bundler import config
-from bundler.config import Mode, Strict, settings
+from bundler.config import PREFIX, Mode, Strict, settings
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import RegisteredBundles
-from bundler.integrations.session_options import SessionOptions, store_of_settings
 from bundler.toolchain.recording.cache_delegate import DelegateSource
 from bundler.toolchain.recording.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bundler.config import Launcher
+    from bundler.integrations.failure_policy import Tally
     from bundler.integrations.lookup_engine import Engine
-    from bundler.integrations.session_tally import Tally
-    from bundler.integrations.sessions import Session
+    from bundler.integrations.sessions import Session, SessionOptions
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
+
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -146,6 +148,8 @@ def install(
         BundlerWarning: once for each cause, when something fails and the program goes on without
         it.
     """
+    from bundler.integrations.sessions import SessionOptions
+
     _check(mode, get_args(Mode), "mode")
     return _install(store, SessionOptions(tag=tag, mode=mode, strict=strict))
 
@@ -182,6 +186,7 @@ def session(
         ConfigError: `metrics_port` cannot be listened on, or its library is not installed.
         As `install`.
     """
+    from bundler.integrations.sessions import SessionOptions
     from bundler.store.bundle_store import MODES as PUSH_MODES
 
     if push is not None:
@@ -200,8 +205,6 @@ def install_from_environment() -> None:
     call it, who may be loaded in each of a server's processes, and before those fork: no store is
     opened and no device touched.
     """
-    from bundler.integrations.manager_install import inherited_activity
-
     manager_environment.add(inherited_activity(delegate_source, session={}))
 
 
@@ -250,8 +253,6 @@ def register(path: str | os.PathLike[str]) -> None:
         return
     _process.registered.add(bundle)
     if bundle not in config.registered_bundles():
-        from bundler.integrations.manager_install import inherited_activity
-
         manager_environment.add(inherited_activity(delegate_source, bundle=bundle))
 
 
@@ -281,7 +282,6 @@ def _install(
     moved: bool | None = None,
 ) -> Session:
     from bundler.integrations.lookup_engine import Engine
-    from bundler.integrations.manager_install import activity_of
     from bundler.integrations.metrics_export import begin_metrics, serve_metrics
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import open_store
@@ -354,7 +354,7 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
     """
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
-    from bundler.integrations.sessions import Session
+    from bundler.integrations.sessions import Session, SessionOptions, store_of_settings
     from bundler.toolchain.recording.cache_manager import asked_for
     from bundler.user_settings import Settings
 
@@ -407,3 +407,54 @@ def _name_unknown(engine: Engine) -> None:
     unknown = config.unknown_words()
     if unknown is not None:
         engine.failures.warn_once("unknown-setting", unknown)
+
+
+def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -> Active:
+    """Return what makes Triton use a session's store: here, and in children where they can open it
+    by its URLs.
+
+    Args:
+        store, options: of the session.
+        source: says who looks after the managers of this process.
+    """
+    if store.urls:
+        return inherited_activity(source, session=_for_children(store.urls, options))
+    # imports Triton, whose settings in Python are changed
+    from bundler.toolchain.recording import cache_manager  # noqa: F401
+
+    return Active(in_code=partial(_in_front_of, source), here_only=True)
+
+
+def inherited_activity(source: DelegateSource, **what: Any) -> Active:
+    """Return what makes Triton use something here and in children.
+
+    Args:
+        source: as for `activity_of`.
+        what: `bundle`, the path of a registered one; or `session`, the variables of one for
+            children, none where the user's own variables ask for it.
+    """
+    from bundler.toolchain.recording.child_recording import hidden_package_parent
+
+    return Active(path=hidden_package_parent(), in_code=partial(_in_front_of, source), **what)
+
+
+def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
+    """Return what makes a child process look where we look.  Tags are the parent's: it fetches and
+    pushes for all.
+    """
+    names = ("mode", "trust", "strict", "keep")
+    chosen = {name.upper(): str(getattr(options, name)) for name in names}
+    chosen |= {"STORE": " ".join(urls), "MOVED": str(int(options.moved))}
+    return {PREFIX + name: value for name, value in chosen.items()}
+
+
+def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
+    """Return our manager in front of the one that the program set in Python, or of what the
+    environment names; None for what is ours.
+    """
+    from bundler.toolchain.recording import cache_manager
+
+    behind = theirs if theirs is not None else cache_manager.named_by_environment()
+    if cache_manager.has_delegate(behind, source):
+        return None
+    return cache_manager.manager_before(source, behind)

@@ -20,7 +20,7 @@ from typing import Any
 from bundler.config import settings
 from bundler.errors import ConfigError
 from bundler.format.digest import sha256
-from bundler.integrations.session_options import store_of_settings
+from bundler.integrations.sessions import store_of_settings
 from bundler.lifecycle.machine_store import Store
 
 _PREFIX = "helion/"

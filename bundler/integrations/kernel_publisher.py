@@ -4,7 +4,8 @@ thread may outlive the call.
 
 `Publisher` knows nothing of kernels: it hands batches of jobs (`MadeKernel`, `MadeFile`,
 `EndedLease`) to a function.  Each lookup engine (`lookup_engine.py`) has one; it calls `bundle_of`
-to send kernels, and `file_known_by` to name files.
+to send kernels, and `file_known_by` to name files.  It tells `UsedKernels` of each kernel, whose
+`gather` makes the bundle that a session's tag gets at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.bundle_builder import Builder
     from bundler.lifecycle.compiled_once import CompileLease
     from bundler.toolchain.recording.spool_records import SpooledEvent
+
 
 T = TypeVar("T")
 # Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as
@@ -182,3 +184,58 @@ def _observation(event: SpooledEvent) -> Observation:
 
     devices = set() if event.device is None else {event.device}
     return RecordedKernel(event.directory, "", devices, times_us=event.stage_times_us).observation
+
+
+class UsedKernels:
+    """The kernels that one process compiled or found, until they are gathered.
+
+    Besides what the cache manager was asked for it takes what the JIT has loaded, and complete
+    kernel directories that appeared in this process's caches: torch's workers and its static
+    launcher ask no manager of this process.
+    """
+
+    def __init__(self) -> None:
+        # Only a session that gives a tag what it used needs it.
+        from bundler.lifecycle.directory_watch import DirectoryWatch
+
+        self._lock = threading.Lock()
+        self._events: dict[str, SpooledEvent] = {}
+        self._watch = DirectoryWatch()
+        self._pid = os.getpid()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._events
+
+    def add(self, event: SpooledEvent) -> None:
+        """Add a kernel."""
+        with self._lock:
+            self._events[event.key] = event
+
+    def gather(self, keep: Keep) -> Bundle:
+        """Return everything as a bundle; what could not be read is left out."""
+        # At the end of the session, when nobody waits for a kernel.
+        from bundler.lifecycle.collection import collect_recorded
+        from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
+        from bundler.toolchain.inductor import inductor_tuners
+        from bundler.toolchain.recording import loaded_kernels
+
+        with self._lock:
+            events = list(self._events.values())
+        kernels = RecordedKernels()
+        for event in events:
+            kernels.add_spooled(event)
+        # A forked child has its parent's caches, which the parent gathers.
+        if self._pid == os.getpid():
+            for found in loaded_kernels.loaded_kernels():
+                kernels.add_event(found, JIT_CACHE)
+            for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
+                if directory not in kernels:
+                    kernels.add_directory(directory)
+        roots = {recorded.root for recorded in kernels}
+        bundle, _ = collect_recorded(kernels, roots, keep)
+        return bundle
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its own; for the child only."""
+        self._lock = threading.Lock()
+        self._events = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bundler import observers
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
-from bundler.integrations.failure_policy import FailurePolicy
+from bundler.integrations.failure_policy import MANY_HITS, FailurePolicy, StrictMode, Tally
 from bundler.integrations.kernel_lookup import (
     FoundKernel,
     KernelSources,
@@ -31,14 +31,12 @@ from bundler.integrations.kernel_publisher import (
     MadeFile,
     MadeKernel,
     Publisher,
+    UsedKernels,
     bundle_of,
     file_known_by,
 )
-from bundler.integrations.miss_notes import MissNotes
-from bundler.integrations.session_options import SessionOptions
-from bundler.integrations.session_tally import MANY_HITS, Tally
-from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
-from bundler.integrations.strict_mode import StrictMode
+from bundler.integrations.miss_notes import KEPT_SOURCES, MissNotes
+from bundler.integrations.sessions import SessionOptions
 from bundler.integrations.user_directories import LocalDirectory, UserDirectories
 from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate, Group
@@ -46,7 +44,6 @@ from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate,
 if TYPE_CHECKING:
     from bundler.integrations.key_comparison import KeyedKernel
     from bundler.integrations.replayed_kernels import ReplayReport
-    from bundler.integrations.session_usage import UsedKernels
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.machine_store import Store
@@ -110,8 +107,6 @@ class Engine(CacheDelegate):
             with self.failures.tolerating("a tag was not looked for", can_raise=False):
                 self._mention_missing(self.options.tag)
         if self._writes and self.options.push is not None:
-            from bundler.integrations.session_usage import UsedKernels
-
             self.used = UsedKernels()
 
     def _fetch_tag(self, tag: str) -> None:
@@ -454,8 +449,7 @@ class Engine(CacheDelegate):
     # -------------------------------------------------------------------------------------- Telling
 
     def _recorded(self) -> Iterator[KeyedKernel]:
-        from bundler.integrations.key_comparison import keyed
-        from bundler.integrations.strict_mode import asked_of
+        from bundler.integrations.key_comparison import asked_of, keyed
 
         # What was compiled a moment ago may still be on its way to the store.
         yield from filter(None, map(asked_of, list(self._compiled)))

@@ -14,7 +14,7 @@ from bundler.format.bundle import MemoryBlobs
 from bundler.format.manifest import Content, Observed
 from bundler.integrations.kernel_lookup import RegisteredBundles
 from bundler.integrations.lookup_engine import Engine
-from bundler.integrations.session_options import SessionOptions
+from bundler.integrations.sessions import SessionOptions
 
 _SESSION = """
 import dataclasses

@@ -17,7 +17,7 @@ import bundler
 from bundler.cli.app import app
 from bundler.format.candidate_timings import Timing, Tuning, id_of
 from bundler.format.launch_spec import TuningRecord
-from bundler.integrations.process_notes import ProcessNote
+from bundler.integrations.miss_notes import ProcessNote
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.tuning.tuning_directory import TuningFolder
 from bundler.runtime import Config

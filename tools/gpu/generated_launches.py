@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bundler.integrations.inductor import load_generated
-from bundler.integrations.inductor_multi_kernels import Dispatcher
+from bundler.integrations.inductor_generated import Dispatcher
 from bundler.runtime.tuning.benchmark import GivenClock
 from bundler.runtime.tuning.multi_kernel import MultiKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
