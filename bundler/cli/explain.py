@@ -16,6 +16,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import command, flag, option, repeated
+from bundler.cli.pack import fact_option, family_file_option, tree_options
 from bundler.cli.stores.store_options import (
     TIERS_HELP,
     from_environment,
@@ -23,7 +24,6 @@ from bundler.cli.stores.store_options import (
     stores_option,
 )
 from bundler.cli.terminal import Screen
-from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.trees.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor.inductor_caches import expected_compiler

@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 import bundler
-from bundler.cli.report.kernel_figures import SourceFolder
-from bundler.cli.report.report_page import Box, report_page, squarified
-from bundler.cli.report.text_archive import TextArchive
+from bundler.cli.bundles.report_page import Box, SourceFolder, TextArchive, report_page, squarified
 from bundler.format.entries import Target
 from bundler.format.summary import printable
 from bundler.runtime.tuning.occupancy import block_occupancy

@@ -26,7 +26,7 @@ from bundler.runtime.tuning.tuning_winners import named_of
 PACKAGE = Path(bundler.__file__).parent
 # (file, what it does): writes to what is there already, or to what is in no directory of others.
 NOT_REPLACED = {
-    ("cli/demo_check.py", "write_text"): "the demo's own temporary directory",
+    ("cli/demo_program.py", "write_text"): "the demo's own temporary directory",
     (
         "cli/demo_kernels.py",
         "write_text",

@@ -19,9 +19,8 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.builds.build import printing_aside
-from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.command import command, flag, option, repeated, targets_option
-from bundler.cli.pack import check_output, contents, save
+from bundler.cli.pack import check_output, contents, save, show_programs
 from bundler.cli.terminal import Screen
 from bundler.compile import module_import
 from bundler.config import without_registered_bundles

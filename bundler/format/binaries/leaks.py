@@ -3,7 +3,7 @@
 knowing it, and what tells of the source.
 
 The command line calls `absolute_paths`, `source_traces`, `user_names` and `words_in` on the files
-of a bundle (`bundler/cli/bundles/leak_search.py`); `source_stripping.py` looks with them whether anything
+of a bundle (`bundler/cli/bundles/inspection.py`); `source_stripping.py` looks with them whether anything
 is left.
 """
 
