@@ -38,6 +38,7 @@ from bundler.project import install
 from bundler.toolchain import identity
 from bundler.toolchain.diagnostics import telling_line
 from bundler.toolchain.events import kernel_key
+from bundler.toolchain.ptxas import candidates
 
 DEFAULT_TARGETS = ("cuda:90", "hip:gfx942")
 FOLDER = Path(__file__).absolute().parent
@@ -356,12 +357,13 @@ class PtxasWatch:
         self._log = folder / "ptxas.log"
         self.variables: dict[str, str] = {}
         for variable, program in PTXAS.items():
-            real = _real(variable, program)
+            # What the first process used: the one that the environment names, or Triton's own.
+            real = next((one for one in candidates(program) if os.access(one, os.X_OK)), None)
             if real is not None:
                 wrapper = folder / program
                 wrapper.write_text(
                     _WRAPPER.format(
-                        real=shlex.quote(real),
+                        real=shlex.quote(os.path.abspath(real)),
                         log=shlex.quote(str(self._log)),
                         version=_VERSION,
                         assemble=_ASSEMBLE,
@@ -386,14 +388,3 @@ class PtxasWatch:
                 f" programs may not be executed in {self._log.parent}: set TMPDIR to a directory"
                 " where they may"
             )
-
-
-def _real(variable: str, program: str) -> str | None:
-    """Return the ptxas that the first process used: the one the environment names, or
-    Triton's own.
-    """
-    own = os.path.join(identity.triton_dir() or "", "backends", "nvidia", "bin", program)
-    for path in (os.environ.get(variable), own):
-        if path and os.access(path, os.X_OK):
-            return os.path.abspath(path)
-    return None

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.trees.tree_options import TreeOptions
 
 _TAB = 4
+# Of the lines of a source's difference.
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 # How names of the kernels begin that torch.compile generates.
 _OF_INDUCTOR = "triton_"
 # Trees there, and trees here.
@@ -156,13 +158,9 @@ def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOption
 def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:
     screen.line(f"{wording.short_key(explanation.key)}  {wording.plain(explanation.sentence)}")
     for line in (explanation.source_diff or "").splitlines():
-        screen.line(f"  {line.expandtabs(_TAB)}", _style(line))
+        screen.line(f"  {line.expandtabs(_TAB)}", _STYLES.get(line[:1], ""))
     if with_process and explanation.missed_at_s is not None:
         screen.line(f"  compiled {_when(explanation.missed_at_s)} by process {explanation.pid}")
-
-
-def _style(line: str) -> str:
-    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
 
 
 def _told(run: Run) -> str:

@@ -257,11 +257,9 @@ def count_bytes(bundle: Bundle) -> int:
 def show_contents(screen: Screen, bundle: Bundle) -> None:
     """Print what is in a bundle: kernels by target, and what lies beside them."""
     rows = _by_target(bundle)
-    if rows:
-        size = wording.size
-        told = [(t, f"{n:,}", size(launch), size(rest)) for t, n, launch, rest in rows]
-        screen.table(CONTENTS, told)
-        screen.line()
+    size = wording.size
+    told = [(t, f"{n:,}", size(launch), size(rest)) for t, n, launch, rest in rows]
+    screen.listing(CONTENTS, told)
     programs = [entry for entry in bundle.opaque if is_program_path(entry.path)]
     opaque = [entry for entry in bundle.opaque if is_cache_path(entry.path)]
     beside = [

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,7 +22,11 @@ from bundler import config
 from bundler.config import PREFIX, Mode, Strict, settings
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
-from bundler.integrations.kernel_lookup import RegisteredBundles
+from bundler.integrations.kernel_lookup import (
+    RegisteredBundles,
+    SessionOptions,
+    store_of_settings,
+)
 from bundler.toolchain.recording.cache_delegate import DelegateSource
 from bundler.toolchain.recording.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from bundler.config import Launcher
     from bundler.integrations.failure_policy import Tally
     from bundler.integrations.lookup_engine import Engine
-    from bundler.integrations.sessions import Session, SessionOptions
+    from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
 
@@ -148,8 +151,6 @@ def install(
         BundlerWarning: once for each cause, when something fails and the program goes on without
         it.
     """
-    from bundler.integrations.sessions import SessionOptions
-
     _check(mode, get_args(Mode), "mode")
     return _install(store, SessionOptions(tag=tag, mode=mode, strict=strict))
 
@@ -186,7 +187,6 @@ def session(
         ConfigError: `metrics_port` cannot be listened on, or its library is not installed.
         As `install`.
     """
-    from bundler.integrations.sessions import SessionOptions
     from bundler.store.bundle_store import MODES as PUSH_MODES
 
     if push is not None:
@@ -354,7 +354,7 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
     """
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
-    from bundler.integrations.sessions import Session, SessionOptions, store_of_settings
+    from bundler.integrations.sessions import Session
     from bundler.toolchain.recording.cache_manager import asked_for
     from bundler.user_settings import Settings
 
@@ -418,7 +418,13 @@ def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -
         source: says who looks after the managers of this process.
     """
     if store.urls:
-        return inherited_activity(source, session=_for_children(store.urls, options))
+        # What makes a child process look where we look.  Tags are the parent's: it fetches and
+        # pushes for all.
+        names = ("mode", "trust", "strict", "keep")
+        told = {name.upper(): str(getattr(options, name)) for name in names}
+        told |= {"STORE": " ".join(store.urls), "MOVED": str(int(options.moved))}
+        session = {PREFIX + name: value for name, value in told.items()}
+        return inherited_activity(source, session=session)
     # imports Triton, whose settings in Python are changed
     from bundler.toolchain.recording import cache_manager  # noqa: F401
 
@@ -436,16 +442,6 @@ def inherited_activity(source: DelegateSource, **what: Any) -> Active:
     from bundler.toolchain.recording.child_recording import hidden_package_parent
 
     return Active(path=hidden_package_parent(), in_code=partial(_in_front_of, source), **what)
-
-
-def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
-    """Return what makes a child process look where we look.  Tags are the parent's: it fetches and
-    pushes for all.
-    """
-    names = ("mode", "trust", "strict", "keep")
-    chosen = {name.upper(): str(getattr(options, name)) for name in names}
-    chosen |= {"STORE": " ".join(urls), "MOVED": str(int(options.moved))}
-    return {PREFIX + name: value for name, value in chosen.items()}
 
 
 def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:

@@ -21,7 +21,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.format.summary import Summarized
 from bundler.integrations._process import flush_here, registered_here
-from bundler.integrations.kernel_lookup import BundleKernels
+from bundler.integrations.kernel_lookup import BundleKernels, store_of_settings
 from bundler.integrations.key_comparison import (
     Difference,
     KeyedKernel,
@@ -39,7 +39,6 @@ from bundler.integrations.miss_notes import (
     read_source,
     source_diff,
 )
-from bundler.integrations.sessions import store_of_settings
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.machine_store import Store

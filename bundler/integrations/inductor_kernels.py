@@ -256,11 +256,6 @@ def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) 
     return found
 
 
-def dynamic_sizes(triton_meta: Meta) -> int:
-    """Return how many size arguments change from call to call."""
-    return sum(_DYNAMIC_SIZE in name for name in triton_meta.get("signature", ()))
-
-
 def reduction_hint_of(hint: Any) -> ReductionHint:
     """Return our hint for torch's; False and None are no hint."""
     name = getattr(hint, "name", hint)
@@ -310,7 +305,6 @@ def _sub_kernel(combo: Meta, shared: Meta, number: int, facts: Meta) -> SubKerne
     )
 
 
-Meta = Mapping[str, Any]
 # Inductor's own, where it measures with the profiler.
 PROFILER_WARMUP_MS, PROFILER_REP_MS = 10, 40
 
@@ -574,7 +568,8 @@ def _stand_in(settings: TunerSettings, name: str, *args: Any, **named: Any) -> D
     if name == "pointwise":
         facts["min_elem_per_thread"] = given.get("min_elem_per_thread", 0)
     elif name == "reduction":  # the other rules do not look at sizes that change
-        facts["num_dynamic"] = dynamic_sizes(given.get("triton_meta") or {})
+        signature = (given.get("triton_meta") or {}).get("signature", ())
+        facts["num_dynamic"] = sum(_DYNAMIC_SIZE in name for name in signature)
     return _decorator(settings, heuristic, given, **facts)
 
 

@@ -101,10 +101,8 @@ def _sweep_sources(directory: str) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another process sweeps too
-                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
-    for _, path in sorted(found)[:-KEPT_SOURCES]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
+    _remove(directory, [name for _, name in sorted(found)[:-KEPT_SOURCES]])
 
 
 def read_source(local: LocalDirectory, digest: str) -> str | None:
@@ -209,9 +207,8 @@ def read_processes(local: LocalDirectory) -> Iterator[ProcessNote]:
 def sweep_processes(local: LocalDirectory) -> None:
     """Remove the oldest notes, beyond those that are kept."""
     directory = local.notes(_PROCESSES, make=False)
-    for name in _names(directory)[:-KEPT_PROCESSES] if directory is not None else ():
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(str(directory), name))
+    if directory is not None:
+        _remove(directory, _names(directory)[:-KEPT_PROCESSES])
 
 
 def _names(directory: str) -> list[str]:
@@ -345,7 +342,7 @@ class MissNotes:
                 return
             if not self._swept:
                 self._swept = True
-                _sweep(directory)
+                _remove(directory, sorted(_notes(directory), key=_time)[:-KEPT_MISSES])
             number = next(self._numbers)
             spool_records.write(
                 directory,
@@ -395,7 +392,7 @@ def _time(name: str) -> str:
     return name.split("-")[1]
 
 
-def _sweep(directory: str) -> None:
-    for name in sorted(_notes(directory), key=_time)[:-KEPT_MISSES]:
-        with contextlib.suppress(OSError):
+def _remove(directory: str, names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):  # another process removes them too
             os.unlink(os.path.join(directory, name))

@@ -35,7 +35,7 @@ from bundler.compile import bundle_build, shards
 from bundler.compile.build_plan import Failure, Plan
 from bundler.compile.bundle_build import BuildResult
 from bundler.compile.compile_job import Job
-from bundler.compile.completeness import Completeness, compare_with_use
+from bundler.compile.completeness import compare_with_use
 from bundler.compile.declarations import read_build_file
 from bundler.compile.retargeted_kernels import Retarget
 from bundler.compile.service_progress import Progress
@@ -286,7 +286,12 @@ def _make(screen: Screen, plan: Plan, request: _Request) -> int:
         if request.collect and store is not None:
             # What shards did not leave in the store is compiled here.
             missing = bundle_build.missing(plan, store.kernel_records())
-            _tell_missing(screen, missing, store.name)
+            if missing:
+                number = wording.count(len(missing), "kernel")
+                screen.line(f"missing in {store.name}, compiled now: {number}")
+                screen.lines(sorted(f"  {job.name} for {job.target}" for job in missing), _SHOWN)
+            else:
+                screen.line(f"nothing is missing in {store.name}")
             more["missing"] = _missing_rows(missing)
         with printing_aside(screen):
             built = _build(screen, plan, request, store)
@@ -499,31 +504,6 @@ def _narrowed(screen: Screen, plan: Plan, shard: Shard, times: str | None) -> Pl
     return Plan(jobs, plan.failures, plan.notes)
 
 
-def _tell_missing(screen: Screen, missing: Sequence[Job], store: str) -> None:
-    """Say which kernels shards did not leave in the store."""
-    if not missing:
-        screen.line(f"nothing is missing in {store}")
-        return
-    screen.line(f"missing in {store}, compiled now: {wording.count(len(missing), 'kernel')}")
-    screen.lines(sorted(f"  {job.name} for {job.target}" for job in missing), _SHOWN)
-
-
-def _tell_completeness(
-    screen: Screen, found: Completeness, recording: Bundle, built: Bundle
-) -> None:
-    """Say what was used and not built, as errors, and what was built and never used."""
-    for kernel in found.unbuilt[:_SHOWN]:
-        screen.complain(f"used and not built: {_described(recording, kernel)}")
-    if len(found.unbuilt) > _SHOWN:
-        screen.complain(
-            f"used and not built: {len(found.unbuilt) - _SHOWN:,} more; --json lists all"
-        )
-    if found.unused:
-        screen.line(f"built and never used: {wording.count(len(found.unused), 'kernel')}")
-        told = [f"  {_described(built, kernel)}" for kernel in found.unused]
-        screen.lines(told, _SHOWN)
-
-
 def _described(bundle: Bundle, kernel: Kernel) -> str:
     """Return a kernel's specialization in a line: name, target, types, constants, warps and
     stages.
@@ -583,12 +563,19 @@ def _compared_with_use(
     """
     with Bundle.load(path) as recording:
         found = compare_with_use(built, recording)
-        _tell_completeness(screen, found, recording, built)
+        unbuilt, unused = _rows(recording, found.unbuilt), _rows(built, found.unused)
+        for row in unbuilt[:_SHOWN]:
+            screen.complain(f"used and not built: {row['specialization']}")
+        if len(unbuilt) > _SHOWN:
+            screen.complain(f"used and not built: {len(unbuilt) - _SHOWN:,} more; --json lists all")
+        if unused:
+            screen.line(f"built and never used: {wording.count(len(unused), 'kernel')}")
+            screen.lines([f"  {row['specialization']}" for row in unused], _SHOWN)
         facts = {
             "recording": recording.digest,
             "used": found.used,
-            "unbuilt": _rows(recording, found.unbuilt),
-            "unused": _rows(built, found.unused),
+            "unbuilt": unbuilt,
+            "unused": unused,
         }
     problems, number = [], len(found.unbuilt)
     if number:

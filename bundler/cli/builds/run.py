@@ -45,6 +45,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _FROM_KERNEL = 0x80
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _FIRST_LINE_BYTES = 512
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 @command(
@@ -199,15 +200,11 @@ def _signals_held() -> Iterator[set[signal.Signals]]:
     From before the child exists until the bundle is written: none is lost, and none leaves half a
     bundle.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
         yield {signal.Signals(number) for number in before}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _passed_on() -> set[signal.Signals]:
-    return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 def _run(
@@ -234,7 +231,7 @@ def _run(
             ) from error
         raise _not_executable(command[0], error.strerror) from error
     while child.poll() is None:
-        received = signal.sigwaitinfo(_passed_on() | {signal.SIGCHLD})
+        received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
         # A terminal sends its signals to the child as well; a second one would end its cleaning up.
         if received.si_signo != signal.SIGCHLD and received.si_code != _FROM_KERNEL:
             child.send_signal(received.si_signo)

@@ -21,7 +21,6 @@ from msgspec.structs import asdict
 
 from bundler.cli import wording
 from bundler.cli.bundles.extraction import KINDS_SHOWN, show_text
-from bundler.cli.bundles.selection import chosen_kernels, kernel_option, only_kernel
 from bundler.cli.bundles.signatures import (
     sigstore_asked,
     sigstore_options,
@@ -35,7 +34,17 @@ from bundler.cli.bundles.specializations import (
     told,
     types,
 )
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    chosen_kernels,
+    command,
+    flag,
+    kernel_option,
+    only_kernel,
+    option,
+    repeated,
+)
 from bundler.cli.pack import count_files, counts, show_programs, tree_facts, tree_lines
 from bundler.cli.stores.store_options import STORE_METAVAR, one_given_or_set, only_one
 from bundler.cli.stores.store_upkeep import show_problems, verify_store
@@ -244,8 +253,7 @@ def _show(
         table = [_row(kernel, cells) for kernel, cells in zip(facts["kernels"], rows, strict=True)]
         # What differs in nothing else has a column more.
         columns = (*KERNELS, OTHER) if any(cells.other for cells in rows) else KERNELS
-        screen.table(columns, [row[: len(columns)] for row in table])
-        screen.line()
+        screen.listing(columns, [row[: len(columns)] for row in table])
         _show_one_or_hint(screen, facts["kernels"], known)
     beside = [
         ("program" if is_program_path(file["path"]) else kind, file["path"], file["size_bytes"])
@@ -253,12 +261,10 @@ def _show(
         for file in facts[name]
         if whole and not is_tree_path(file["path"])
     ]
-    if beside:
-        screen.table(
-            (Column("beside them"), Column("path", folds=True), Column("size", True)),
-            [(kind, path, wording.size(size)) for kind, path, size in beside],
-        )
-        screen.line()
+    screen.listing(
+        (Column("beside them"), Column("path", folds=True), Column("size", True)),
+        [(kind, path, wording.size(size)) for kind, path, size in beside],
+    )
     show_programs(screen, programs or ())
     for line in tree_lines(bundle) if whole else []:
         screen.line(line)
@@ -496,10 +502,21 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
                 problem = error.message
                 problems.append(problem)
             rows.append(_resource_row(kernel, known))
-            facts.append(_resource_facts(kernel, known, problem))
+            resources = None
+            if known is not None:
+                resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
+            facts.append(
+                {
+                    **wording.kernel_facts(kernel),
+                    "warps": kernel.spec.num_warps,
+                    "dynamic_shared_bytes": kernel.spec.shared_bytes,
+                    "binary_bytes": kernel.binary.size,
+                    "resources": resources,
+                    "problem": problem,
+                }
+            )
+    screen.listing(_RESOURCES, rows)
     if kernels:
-        screen.table(_RESOURCES, rows)
-        screen.line()
         screen.line(
             "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static"
             " and dynamic; - is not known"
@@ -513,22 +530,6 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
     screen.done(wording.count(len(kernels), "kernel"))
     screen.finish({"path": source, "digest": bundle.digest, "kernels": facts})
     return PROBLEM if problems else FINE
-
-
-def _resource_facts(
-    kernel: Kernel, known: BinaryResources | None, problem: str | None
-) -> dict[str, Any]:
-    resources = None
-    if known is not None:
-        resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
-    return {
-        **wording.kernel_facts(kernel),
-        "warps": kernel.spec.num_warps,
-        "dynamic_shared_bytes": kernel.spec.shared_bytes,
-        "binary_bytes": kernel.binary.size,
-        "resources": resources,
-        "problem": problem,
-    }
 
 
 def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
@@ -657,19 +658,17 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
     """Print what travels, the most frequent first, and what became of the places that we know."""
     screen.line()
     for table, title in _TITLES.items():
-        if leaks[table]:
-            screen.table(
-                (Column(title, folds=True), Column("files", True), Column("where", folds=True)),
-                [
-                    (
-                        leak[_NAMES[table]],
-                        f"{leak['files']:,}",
-                        ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()),
-                    )
-                    for leak in leaks[table]
-                ],
-            )
-            screen.line()
+        screen.listing(
+            (Column(title, folds=True), Column("files", True), Column("where", folds=True)),
+            [
+                (
+                    leak[_NAMES[table]],
+                    f"{leak['files']:,}",
+                    ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()),
+                )
+                for leak in leaks[table]
+            ],
+        )
     for place, number in leaks["placeholders"].items():
         if place in _SAID:
             screen.line(_SAID[place].format(wording.count(number, "file")))

@@ -324,19 +324,14 @@ def report_page(
         if len(page) <= limit_bytes or not chosen:
             return ReportPage(page, len(order), len(chosen))
         without = len(_page(told | {"kernels": figures}, _NO_TEXTS, name))
-        chosen = _fewer(figures, chosen, (limit_bytes - without) / max(1, len(page) - without))
-
-
-def _fewer(figures: Sequence[dict[str, Any]], chosen: set[str], share: float) -> set[str]:
-    """Return this share of what was chosen, and a little less: those that took longest to
-    compile.
-    """
-    number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
-    longest = sorted(
-        (one for one in figures if one["key"] in chosen),
-        key=lambda one: (-(one["compile_us"] or 0), one["key"]),
-    )
-    return {one["key"] for one in longest[:number]}
+        # The share that there is room for, and a little less: those that took longest to compile.
+        share = (limit_bytes - without) / max(1, len(page) - without)
+        number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
+        longest = sorted(
+            (one for one in figures if one["key"] in chosen),
+            key=lambda one: (-(one["compile_us"] or 0), one["key"]),
+        )
+        chosen = {one["key"] for one in longest[:number]}
 
 
 def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
@@ -573,7 +568,9 @@ def report(
     It opens from disk and fetches nothing. With SECOND it also shows what that has, lacks and has
     otherwise. Either may be a bundle, a Triton cache directory, or with --store a tag.
     """
-    output = output if output is not None else _default_output(first)
+    if output is None:  # a file of its own in the current directory, for a tag too
+        stem = _base(first).removesuffix(".tbundle")
+        output = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem) + "-report.html"
     check_output(output)
     if sources is not None and not os.path.isdir(sources):
         raise NotFound(f"--sources {sources}: there is no such directory", path=sources)
@@ -606,14 +603,6 @@ def _base(source: str) -> str:
     """Return what the page calls a bundle: the name of its file or directory, or all of a tag."""
     path = source.rstrip("/")
     return os.path.basename(path) if os.path.lexists(path) else source
-
-
-def _default_output(source: str) -> str:
-    """Return where the page of a bundle goes: a file of its own in the current directory, for a tag
-    too.
-    """
-    stem = _base(source).removesuffix(".tbundle")
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem) + "-report.html"
 
 
 def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:

@@ -21,8 +21,17 @@ from typing import Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.bundles.selection import chosen, kernel_option
-from bundler.cli.command import FINE, PROBLEM, command, flag, group, option, output_option
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    chosen,
+    command,
+    flag,
+    group,
+    kernel_option,
+    option,
+    output_option,
+)
 from bundler.cli.pack import save
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import ConfigError, FormatError, NotFound
@@ -381,8 +390,7 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> N
         screen.finish({"source": source, "records": []})
         return
     pairs = matching(found.all, wanted, source)
-    screen.table(RECORDS, [_row(record, tuning) for record, tuning in pairs])
-    screen.line()
+    screen.listing(RECORDS, [_row(record, tuning) for record, tuning in pairs])
     for record, tuning in pairs if everything else ():
         screen.line(f"{record.kernel} for {_arguments(record)}")
         if tuning is not None and tuning.timings:
@@ -637,9 +645,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
             if sign == "~":
                 new += _apart(before[where][0], after[where][0])
             rows.append((sign, kernel, ", ".join(filter(None, (arguments, device))), old, new))
-    if rows:
-        screen.table(CHANGES, rows)
-        screen.line()
+    screen.listing(CHANGES, rows)
     signs = Counter(row[0] for row in rows)
     counts = {"added": signs["+"], "removed": signs["-"], "changed": signs["~"]}
     counts["same"] = len(both) - signs["~"]

@@ -26,7 +26,6 @@ from bundler.cli.pack import check_output, contents, count_bytes, save, show_con
 from bundler.cli.stores.store_options import as_url, existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
 from bundler.images.bundle_sources import open_bundle
-from bundler.lifecycle.machine_store import Store
 from bundler.store.bundle_store import MODES, PushMode
 from bundler.store.references import unknown_tag
 from bundler.store.store_reports import PushReport, SyncReport, TagInfo
@@ -140,12 +139,13 @@ def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """
     with existing_store(*urls) as store:
         if delete is not None:
-            _delete(screen, store, delete)
+            if not store.delete_tag(delete):
+                raise unknown_tag(store.name, delete, store.near_tags(delete))
+            screen.done(f"deleted tag {delete}; what it named stays until prune")
+            screen.finish({"store": store.name, "deleted": delete})
             return FINE
         found = store.tags()
-        if found:
-            screen.table(TAGS, [_row(tag) for tag in found])
-            screen.line()
+        screen.listing(TAGS, list(map(_row, found)))
         problems = [(tag.name, tag.problem) for tag in found if tag.problem is not None]
         for name, problem in problems:
             screen.complain(f"tag {name}: {problem}")
@@ -164,13 +164,6 @@ def _row(tag: TagInfo) -> tuple[str, ...]:
         wording.size(tag.size_bytes),
         tag.digest or "-",
     )
-
-
-def _delete(screen: Screen, store: Store, tag: str) -> None:
-    if not store.delete_tag(tag):
-        raise unknown_tag(store.name, tag, store.near_tags(tag))
-    screen.done(f"deleted tag {tag}; what it named stays until prune")
-    screen.finish({"store": store.name, "deleted": tag})
 
 
 @command(
