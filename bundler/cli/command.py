@@ -147,20 +147,23 @@ signing_key_option = option(
 )
 
 
-def _parse_targets(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> tuple[Target, ...]:
-    """Read what `--target` was given, each once."""
-    try:
-        return tuple(dict.fromkeys(map(Target.parse, texts)))
-    except ConfigError as error:
-        raise click.BadParameter(error.message) from error
+def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return an option's callback that reads what was given; a `ConfigError` is a usage error."""
+
+    def convert(_context: click.Context, _option: click.Parameter, given: Any) -> Any:
+        try:
+            return read(given)
+        except ConfigError as error:
+            raise click.BadParameter(error.message) from error
+
+    return convert
 
 
 def targets_option(verb: str = "Compile", **settings: Any) -> Callable[[F], F]:
     """Return the option `--target` of a command that makes kernels."""
     text = f"{verb} for T, such as cuda:90 or hip:gfx942; repeat for several."
-    return repeated("--target T", "targets", text, callback=_parse_targets, **settings)
+    each_once = read_by(lambda texts: tuple(dict.fromkeys(map(Target.parse, texts))))
+    return repeated("--target T", "targets", text, callback=each_once, **settings)
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:

@@ -134,14 +134,15 @@ def explain(
             " that differs"
         )
     rows = [
-        {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
+        {
+            **dataclasses.asdict(e),
+            "sentence": e.sentence,
+            "differences": [{**dataclasses.asdict(d), "part": d.part} for d in e.differences],
+        }
+        for e in found
     ]
     more = {"run": _facts(run)} if run is not None else {}
     screen.finish({"kernels": rows, "graph_compiler": compiler, **more})
-
-
-def _listed(explanation: Explanation) -> list[dict[str, Any]]:
-    return [{**dataclasses.asdict(one), "part": one.part} for one in explanation.differences]
 
 
 def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> None:

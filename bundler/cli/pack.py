@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -32,7 +32,9 @@ from bundler.lifecycle.trees.family import Family
 from bundler.lifecycle.trees.known_families import FAMILIES, find_family
 from bundler.lifecycle.trees.tree_options import TreeOptions
 from bundler.lifecycle.trees.tree_plan import read_trees
-from bundler.runtime.program.program_summary import ProgramSummary
+
+if TYPE_CHECKING:
+    from bundler.runtime.program.program_summary import ProgramSummary
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TREES_SHOWN, _WORDS_SHOWN = 8, 12

@@ -7,6 +7,8 @@ them is here.
     environment ── first manager ──▶ a session of its own, until the process ends
     install, session ─────────────▶ in force until closed; of several the one that began last
     register ─────────────────────▶ bundles that every session asks last
+
+`activity_of` and `inherited_activity` say what of it children get, by the manager environment.
 """
 
 from __future__ import annotations

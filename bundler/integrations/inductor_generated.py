@@ -3,7 +3,9 @@
 torch's private format.
 
 Users call it, and `compile_generated`, which compiles all kernels in workers, as functions of
-`bundler.integrations.inductor`.
+`bundler.integrations.inductor`.  `multi_kernels_of` reads the multi-kernels of a graph's wrapper
+from its syntax tree: which kernels each chooses from, and which arguments each of them gets; nothing
+of a wrapper is run.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import ast
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import sys
 import threading
@@ -314,18 +317,11 @@ def module_for_worker(text: str, path: str) -> ModuleType:
 
 def _is_kernel_module(tree: ast.Module) -> bool:
     """Whether a module has a function of its own under one of torch's heuristics."""
-    return any(
-        _is_heuristic(decorator)
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        for decorator in node.decorator_list
-    )
-
-
-def _is_heuristic(decorator: ast.expr) -> bool:
-    match decorator:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="triton_heuristics"))):
-            return True
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    for decorator in itertools.chain.from_iterable(one.decorator_list for one in functions):
+        match decorator:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="triton_heuristics"))):
+                return True
     return False
 
 

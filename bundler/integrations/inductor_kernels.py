@@ -4,7 +4,8 @@ each makes one.
 
 `stand_ins` returns the stand-ins, which note in `TunerSettings` what they were told.
 `inductor_generated.py` imports a generated module with them and returns its kernels; users launch
-the `GeneratedKernel`.
+the `GeneratedKernel`.  What Inductor writes beside a kernel is read as the heuristics' own terms:
+`setting_of`, `target_of`, `tuner_options_of` and the functions beside them each read one thing.
 """
 
 from __future__ import annotations

@@ -149,13 +149,6 @@ class BundleKernels:
         key = self._moved.get(moved)
         return None if key is None else self.find(key)
 
-    def seconds(self, key: str) -> float | None:
-        """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel
-        that is not here.
-        """
-        found = self.find(key)
-        return None if found is None else found.seconds
-
 
 class RegisteredBundles:
     """Bundles that libraries bring along: opened when a kernel is looked for, read only, each path
@@ -302,7 +295,8 @@ class KernelSources:
         """Return how long the compile of a kernel of the tag took, 0 when that is not known; None
         for another kernel.
         """
-        return self.tag.seconds(key) if self.tag is not None else None
+        found = self.find_in_tag(key)
+        return None if found is None else found.seconds
 
     def find(
         self, key: str, *, turn: bool, moved: Callable[[], FoundKernel | None] | None = None

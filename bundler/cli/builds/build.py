@@ -21,7 +21,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.bundles.specializations import specialization_of, types
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, targets_option
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, read_by, targets_option
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.stores.store_options import (
     TIERS_HELP,
@@ -52,16 +52,6 @@ from bundler.toolchain import identity
 _NAMED = 3
 # So many kernels are named, one a line; --json has all.
 _SHOWN = 20
-
-
-def _parse_shard(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> Shard | None:
-    """Read what `--shard` was given."""
-    try:
-        return None if text is None else Shard.parse(text)
-    except ConfigError as error:
-        raise click.BadParameter(error.message) from error
 
 
 @command(
@@ -95,7 +85,7 @@ def _parse_shard(
 @option(
     "--shard I/N",
     "Build part I of N, from 1, into the store; each machine finds the same parts.",
-    callback=_parse_shard,
+    callback=read_by(lambda text: None if text is None else Shard.parse(text)),
 )
 @option(
     "--times BUNDLE",

@@ -31,8 +31,6 @@ from bundler.format.bundle import Keep
 from bundler.format.bundle_file import cleaned_up, open_regular
 
 if TYPE_CHECKING:
-    from bundler.format.bundle import Bundle
-    from bundler.lifecycle.lifecycle_reports import RecordReport
     from bundler.toolchain.recording.child_recording import ChildSpool
 
 NOTHING = (
@@ -114,40 +112,28 @@ def _record(
         bundle, report = collect_spool(spool, keep)
         bundle = strip_source(bundle) if strip else bundle
         processes = len({event.pid for event in spool.events()})
-        _tell(screen, bundle, report, output, status=status, processes=processes)
+        # Said on standard error, since standard output is the program's.
+        people = dataclasses.replace(screen, out=screen.err)
+        people.reasons("left out", report.left_out)
+        if status:
+            screen.warn(f"the command ended with status {status}")
+        size = 0
+        if bundle.kernels:
+            size = save(screen, bundle, output)
+            people.done(
+                f"recorded {wording.count(len(bundle.kernels), 'kernel')} in"
+                f" {wording.count(processes, 'process')}: {wording.count(report.compiles, 'compile')},"
+                f" {wording.count(report.hits, 'hit')}; wrote {output}: {wording.size(size)},"
+                f" {bundle.digest}"
+            )
+        elif status:
+            screen.warn(NOTHING)
+        else:
+            raise RecordingError(NOTHING)
+        path = output if bundle.kernels else None
+        facts = {"path": path, "size_bytes": size, "status": status, "processes": processes}
+        screen.finish({**contents(bundle), **facts, **dataclasses.asdict(report)})
     return status
-
-
-def _tell(
-    screen: Screen,
-    bundle: Bundle,
-    report: RecordReport,
-    output: str,
-    *,
-    status: int,
-    processes: int,
-) -> None:
-    """Save what was recorded and say so: on standard error, since standard output is CMD's."""
-    people = dataclasses.replace(screen, out=screen.err)
-    people.reasons("left out", report.left_out)
-    if status:
-        screen.warn(f"the command ended with status {status}")
-    size = 0
-    if bundle.kernels:
-        size = save(screen, bundle, output)
-        people.done(
-            f"recorded {wording.count(len(bundle.kernels), 'kernel')} in"
-            f" {wording.count(processes, 'process')}: {wording.count(report.compiles, 'compile')},"
-            f" {wording.count(report.hits, 'hit')}; wrote {output}: {wording.size(size)},"
-            f" {bundle.digest}"
-        )
-    elif status:
-        screen.warn(NOTHING)
-    else:
-        raise RecordingError(NOTHING)
-    path = output if bundle.kernels else None
-    facts = {"path": path, "size_bytes": size, "status": status, "processes": processes}
-    screen.finish({**contents(bundle), **facts, **dataclasses.asdict(report)})
 
 
 def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -184,19 +184,6 @@ def _json_safe(values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 _LEVEL = 9
 
 
-class PackedTexts(Struct, frozen=True):
-    """An archive as the page holds it.
-
-    Attributes:
-        lines: base64 of the deflated lines, each ended by a newline.
-        runs: base64 of the deflated runs: little-endian 32-bit pairs of first line and number of
-            lines.
-    """
-
-    lines: str
-    runs: str
-
-
 class TextArchive:
     """Texts, added one by one; those of one kernel after another's compress best."""
 
@@ -219,14 +206,17 @@ class TextArchive:
         self._runs.extend((first, last - first + 1))
         return begin, len(self._runs) // 2 - begin
 
-    def pack(self) -> PackedTexts:
-        """Return everything that was added."""
+    def pack(self) -> tuple[str, str]:
+        """Return everything that was added, as the page holds it: in base64 the deflated lines,
+        each ended by a newline, and the deflated runs, little-endian 32-bit pairs of first line and
+        number of lines.
+        """
         runs = self._runs[:]
         if sys.byteorder == "big":
             runs.byteswap()
         lines = "".join(f"{line}\n" for line in self._lines)
         # A lone surrogate has no UTF-8; texts of kernels are decoded such that they hold none.
-        return PackedTexts(_packed(lines.encode()), _packed(runs.tobytes()))
+        return _packed(lines.encode()), _packed(runs.tobytes())
 
 
 def _packed(data: bytes) -> str:
@@ -238,7 +228,7 @@ LIMIT_BYTES = 3_000_000
 # Of each kind the largest kernels have areas of their own.
 _LARGEST = 12
 _MARK = re.compile(r"\{\{([a-z-]+)\}\}")
-_NO_TEXTS = PackedTexts("", "")
+_NO_TEXTS = ("", "")
 
 
 class Box(NamedTuple):
@@ -334,7 +324,7 @@ def report_page(
         chosen = {one["key"] for one in longest[:number]}
 
 
-def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
+def _page(told: dict[str, Any], texts: tuple[str, str], name: str) -> str:
     parts = files(__package__) / "page"
     script = (parts / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -345,8 +335,8 @@ def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
         "title": html.escape(f"{name}: kernels"),
         "script-digest": f"sha256-{digest}",
         "style": (parts / "report.css").read_text(encoding="utf-8"),
-        "lines": texts.lines,
-        "runs": texts.runs,
+        "lines": texts[0],
+        "runs": texts[1],
         "script": script,
         "facts": facts,
     }

@@ -392,7 +392,7 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> N
     pairs = matching(found.all, wanted, source)
     screen.listing(RECORDS, [_row(record, tuning) for record, tuning in pairs])
     for record, tuning in pairs if everything else ():
-        screen.line(f"{record.kernel} for {_arguments(record)}")
+        screen.line(f"{record.kernel} for {place(record)[1]}")
         if tuning is not None and tuning.timings:
             screen.table(CANDIDATES, _candidates(record, tuning))
         screen.line()
@@ -562,7 +562,7 @@ def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> 
         rows.append(({**config.pop("options"), **config}, timing))
     with os_errors(folder, "write"):
         directory.mkdir(parents=True, exist_ok=True)
-    replace_content(path, results_text(_arguments(record).split(", "), rows).encode())
+    replace_content(path, results_text(place(record)[1].split(", "), rows).encode())
     return str(path)
 
 
@@ -668,10 +668,6 @@ def _warn_of(screen: Screen, unreadable: Iterable[str]) -> None:
         screen.warn(f"left out {problem}")
 
 
-def _arguments(record: TuningRecord) -> str:
-    return place(record)[1]
-
-
 def _time(time_ns: int | None) -> str:
     return "-" if time_ns is None else f"{time_ns / _NS_OF_US:,.2f} us"
 
@@ -691,7 +687,7 @@ def _apart(one: TuningRecord, two: TuningRecord) -> str:
 def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
     return (
         record.kernel,
-        _arguments(record),
+        place(record)[1],
         describe(record.config),
         _time(time_of(record, tuning)),
         str(len(tuning.timings)) if tuning is not None and tuning.timings else "-",
