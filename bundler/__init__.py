@@ -91,8 +91,8 @@ if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
     from bundler.integrations.key_comparison import Difference
+    from bundler.integrations.process_report import Counters
     from bundler.integrations.replayed_kernels import ReplayReport, replay
-    from bundler.integrations.session_counters import Counters
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack

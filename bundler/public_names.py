@@ -82,7 +82,7 @@ _NAMES_OF_MODULE = {
     "integrations.inductor_kernels": ("GeneratedKernel",),
     "integrations.key_comparison": ("Difference",),
     "integrations.replayed_kernels": ("ReplayReport", "replay"),
-    "integrations.session_counters": ("Counters",),
+    "integrations.process_report": ("Counters",),
     "integrations.sessions": ("Session",),
     "lifecycle.compiled_once": ("CompiledOnce", "How", "compile_once"),
     "lifecycle.directory_pack": ("pack",),

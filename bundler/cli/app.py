@@ -33,7 +33,7 @@ _KERNELS = {
 }
 _BUNDLES = {
     "inspect": "bundles.inspection",
-    "report": "report.report_command",
+    "report": "bundles.report_page",
     "extract": "bundles.extraction",
     "verify": "bundles.inspection",
     "diff": "bundles.comparison",
@@ -45,7 +45,7 @@ _STORES = {
     "tags": "stores.transfer",
     "stats": "stores.store_upkeep",
     "prune": "stores.store_upkeep",
-    "sync": "stores.sync_command",
+    "sync": "stores.transfer",
     "serve": "stores.serve_command",
     "top": "stores.top_command",
     "oci": "stores.image_commands",

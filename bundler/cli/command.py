@@ -2,6 +2,9 @@
 """`command`, `option`, `Commands`: what all commands share: how options are written, `--json`,
 `--quiet` and `--verbose`, errors as one line, the exit status.
 
+`kernel_option` is `--kernel`: which kernels a command is about, by name, by the beginning of a name
+or of a key, or by a glob; `chosen` finds what it means.
+
 `to_bytes`, `to_seconds` and `to_grace` read sizes and durations: `500MB`, `2GiB`, `36h`, `7d`.
 
 Every module of a command decorates its function with `command`; `app.py` makes the group of
@@ -10,9 +13,11 @@ Every module of a command decorates its function with `command`; `app.py` makes 
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -21,8 +26,8 @@ import click
 from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
-from bundler.errors import BundlerError, ConfigError
-from bundler.format.entries import Target
+from bundler.errors import BundlerError, ConfigError, NotFound
+from bundler.format.entries import Kernel, Target
 from bundler.integrations.metrics_export import begin_metrics
 from bundler.user_warnings import warn
 
@@ -49,7 +54,10 @@ _WITHOUT_SETTINGS = frozenset(
     }
 )
 F = TypeVar("F", bound=Callable[..., Any])
+Item = TypeVar("Item")
 
+# So many kernels are named in a message, or so many names that are near.
+KERNELS_NAMED, _NEAR = 6, 3
 
 _BYTES = {
     "": 1,
@@ -131,26 +139,31 @@ strip_option = option(
     type=click.Choice(["source"]),
 )
 output_option = option("-o", "--output FILE", "The bundle to write.", required=True)
+KERNEL_HELP = "Only these kernels: a name, a glob, or the beginning of a name or of one key."
+kernel_option = option("--kernel K", "wanted", KERNEL_HELP)
 signing_key_option = option(
     "--key FILE",
     "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
 )
 
 
-def _parse_targets(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> tuple[Target, ...]:
-    """Read what `--target` was given, each once."""
-    try:
-        return tuple(dict.fromkeys(map(Target.parse, texts)))
-    except ConfigError as error:
-        raise click.BadParameter(error.message) from error
+def read_by(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return an option's callback that reads what was given; a `ConfigError` is a usage error."""
+
+    def convert(_context: click.Context, _option: click.Parameter, given: Any) -> Any:
+        try:
+            return read(given)
+        except ConfigError as error:
+            raise click.BadParameter(error.message) from error
+
+    return convert
 
 
 def targets_option(verb: str = "Compile", **settings: Any) -> Callable[[F], F]:
     """Return the option `--target` of a command that makes kernels."""
     text = f"{verb} for T, such as cuda:90 or hip:gfx942; repeat for several."
-    return repeated("--target T", "targets", text, callback=_parse_targets, **settings)
+    each_once = read_by(lambda texts: tuple(dict.fromkeys(map(Target.parse, texts))))
+    return repeated("--target T", "targets", text, callback=each_once, **settings)
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
@@ -281,3 +294,95 @@ def group(
     """
     epilog = example(*examples)
     return click.group(name, cls=Commands, short_help=short_help, epilog=epilog, **settings)
+
+
+def chosen(
+    items: Iterable[Item],
+    wanted: str | None,
+    source: str,
+    *,
+    name: Callable[[Item], str],
+    key: Callable[[Item], str],
+) -> list[Item]:
+    """Return what is meant: of this name or glob; else with names that begin so; else the one key
+    that does.
+
+    Args:
+        items: what there is.
+        wanted: what the user wrote; None for everything.
+        source: where the items are from, for errors.
+        name: returns an item's name.
+        key: returns an item's kernel key, empty for one without.
+
+    Raises:
+        NotFound: nothing is meant.
+        ConfigError: several keys begin so.
+    """
+    listed = list(items)
+    if wanted is None:
+        return listed
+    text = wanted.removesuffix("…")  # tables show keys so
+    found = [
+        item
+        for item in listed
+        if fnmatch.fnmatchcase(name(item), text) or fnmatch.fnmatchcase(key(item), text)
+    ]
+    found = found or [item for item in listed if text and name(item).startswith(text)]
+    if found:
+        return found
+    found = [item for item in listed if text and key(item).startswith(text)]
+    keys = {key(item): name(item) for item in found}
+    if len(keys) > 1:
+        raise ConfigError(
+            f"several kernels in {source} have keys that begin with {text!r}: {_candidates(keys)};"
+            " give more of the key",
+            candidates=sorted(keys),
+        )
+    if not found:
+        from bundler.store.references import did_you_mean  # few commands are about kernels
+
+        names = sorted({name(item) for item in listed})
+        there = (
+            f"it has {', '.join(names[:KERNELS_NAMED])}{', …' if len(names) > KERNELS_NAMED else ''}"
+            if names
+            else "it has no kernels"
+        )
+        near = tuple(difflib.get_close_matches(text, names, n=_NEAR))
+        hint = did_you_mean(near) or there
+        raise NotFound(
+            f"no kernel in {source} matches {wanted!r}; {hint}", pattern=wanted, near=near
+        )
+    return found
+
+
+def chosen_kernels(kernels: Iterable[Kernel], wanted: str | None, source: str) -> list[Kernel]:
+    """Return the kernels that are meant; raises as `chosen`."""
+    return chosen(
+        kernels, wanted, source, name=lambda kernel: kernel.name, key=lambda kernel: kernel.key
+    )
+
+
+def only_kernel(kernels: Sequence[Kernel], source: str) -> Kernel:
+    """Return the one kernel that there is; raises `ConfigError` with the keys when there are
+    others.
+    """
+    if len(kernels) != 1:
+        keys = {kernel.key: kernel.name for kernel in kernels}
+        raise ConfigError(
+            f"{wording.count(len(keys), 'kernel')} in {source} {wording.plural(len(keys), 'is')}"
+            f" meant, and one can be shown: {_candidates(keys) or 'there is none'}; give --kernel"
+            " and a key",
+            candidates=sorted(keys),
+        )
+    return kernels[0]
+
+
+def _candidates(keys: dict[str, str]) -> str:
+    # As many characters as tell all of them apart.
+    length = next(
+        n for n in range(wording.KEY_CHARACTERS, 65) if len({key[:n] for key in keys}) == len(keys)
+    )
+    shown = [f"{key[:length]}… ({name})" for key, name in sorted(keys.items())]
+    return ", ".join(shown[:KERNELS_NAMED]) + (
+        f" and {len(shown) - KERNELS_NAMED} more" if len(shown) > KERNELS_NAMED else ""
+    )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `demo`: the whole life of a bundle in one command, and the count that proves it.
 
-It runs `demo_record.py` and `demo_check.py` as child processes; a ptxas that refuses to assemble
+It runs `demo_program.py` twice, as child processes; a ptxas that refuses to assemble
 counts what a child compiles (`PtxasWatch`).
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ import click
 
 import bundler
 from bundler.cli import wording
+from bundler.cli.bundles.report_page import SourceFolder, report_page
 from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
 from bundler.cli.pack import check_output
-from bundler.cli.report.kernel_figures import SourceFolder
-from bundler.cli.report.report_page import report_page
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import BundlerError, RecordingError, ToolchainMismatch
 from bundler.format.bundle import Bundle
@@ -39,10 +38,11 @@ from bundler.project import install
 from bundler.toolchain import identity
 from bundler.toolchain.diagnostics import telling_line
 from bundler.toolchain.events import kernel_key
+from bundler.toolchain.ptxas import candidates
 
 DEFAULT_TARGETS = ("cuda:90", "hip:gfx942")
 FOLDER = Path(__file__).absolute().parent
-KERNELS = FOLDER / "demo_kernels.py"
+PROGRAM, KERNELS = FOLDER / "demo_program.py", FOLDER / "demo_kernels.py"
 COLUMNS = (
     Column("kernel", shrinks=True),
     Column("target"),
@@ -163,7 +163,7 @@ class _Demo:
         """Compile in a first process, under a recording."""
         where = ", ".join(self.targets)
         seconds = self.in_child(
-            "demo_record.py",
+            "record",
             self.bundle_path,
             environment(self.folder / "first"),
             f"compiling for {where}",
@@ -194,7 +194,7 @@ class _Demo:
         """
         output = self.folder / "heard.json"
         env = environment(self.folder / "second", watch.variables)
-        seconds = self.in_child("demo_check.py", output, env, "compiling again")
+        seconds = self.in_child("check", output, env, "compiling again")
         heard: list[dict[str, Any]] = json.loads(output.read_bytes())
         hits = sum(one["hit"] for one in heard)
         self.screen.line(
@@ -215,14 +215,39 @@ class _Demo:
             )
         return heard
 
-    def in_child(self, program: str, output: Path, env: dict[str, str], what: str) -> float:
-        """Run one of the two programs and return how many seconds it took."""
+    def in_child(self, step: str, output: Path, env: dict[str, str], what: str) -> float:
+        """Run one of the two processes and return how many seconds it took.
+
+        Raises:
+            BundlerError: it failed, with the line in which a compiler says why, or the last one.
+        """
         started = time.monotonic()
-        with self.screen.progress(what) as bar:
-            arguments = [str(output), str(KERNELS), *self.targets]
-            _run_program(
-                FOLDER / program, arguments, env, lambda name: bar.advance(f"{what}: {name}"), what
-            )
+        arguments = [str(PROGRAM), step, str(output), str(KERNELS), *self.targets]
+        with self.screen.progress(what) as bar, tempfile.TemporaryFile() as errors:
+            # -P: files beside the program must not be importable by their short names.
+            with subprocess.Popen(
+                [sys.executable, "-P", *arguments],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as child:
+                assert child.stdout is not None
+                try:
+                    for line in child.stdout:
+                        bar.advance(f"{what}: {line.strip()}")
+                except BaseException:
+                    child.kill()  # after Ctrl-C nobody needs what it compiles
+                    raise
+            if child.returncode:
+                errors.seek(0)
+                text = errors.read().decode("utf-8", "replace").strip()
+                said = text.splitlines() or ["it said nothing"]
+                raise BundlerError(
+                    f"{what} failed with status {child.returncode}: {telling_line(text) or said[-1]}",
+                    status=child.returncode,
+                    stderr=said,
+                )
         return time.monotonic() - started
 
     def conclude(
@@ -332,12 +357,13 @@ class PtxasWatch:
         self._log = folder / "ptxas.log"
         self.variables: dict[str, str] = {}
         for variable, program in PTXAS.items():
-            real = _real(variable, program)
+            # What the first process used: the one that the environment names, or Triton's own.
+            real = next((one for one in candidates(program) if os.access(one, os.X_OK)), None)
             if real is not None:
                 wrapper = folder / program
                 wrapper.write_text(
                     _WRAPPER.format(
-                        real=shlex.quote(real),
+                        real=shlex.quote(os.path.abspath(real)),
                         log=shlex.quote(str(self._log)),
                         version=_VERSION,
                         assemble=_ASSEMBLE,
@@ -361,54 +387,4 @@ class PtxasWatch:
                 "the second process did not ask our ptxas for its version, so it was not watched;"
                 f" programs may not be executed in {self._log.parent}: set TMPDIR to a directory"
                 " where they may"
-            )
-
-
-def _real(variable: str, program: str) -> str | None:
-    """Return the ptxas that the first process used: the one the environment names, or
-    Triton's own.
-    """
-    own = os.path.join(identity.triton_dir() or "", "backends", "nvidia", "bin", program)
-    for path in (os.environ.get(variable), own):
-        if path and os.access(path, os.X_OK):
-            return os.path.abspath(path)
-    return None
-
-
-def _run_program(
-    program: Path,
-    arguments: Sequence[str],
-    env: Mapping[str, str],
-    tell: Callable[[str], None],
-    what: str,
-) -> None:
-    """Run one of the demo's programs; `tell` gets each line that it prints.
-
-    Raises:
-        BundlerError: it failed, with the line in which a compiler says why, or the last one.
-    """
-    with tempfile.TemporaryFile() as errors:
-        # -P: files beside the program must not be importable by their short names.
-        with subprocess.Popen(
-            [sys.executable, "-P", str(program), *arguments],
-            env=dict(env),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as child:
-            assert child.stdout is not None
-            try:
-                for line in child.stdout:
-                    tell(line.strip())
-            except BaseException:
-                child.kill()  # after Ctrl-C nobody needs what it compiles
-                raise
-        if child.returncode:
-            errors.seek(0)
-            text = errors.read().decode("utf-8", "replace").strip()
-            said = text.splitlines() or ["it said nothing"]
-            raise BundlerError(
-                f"{what} failed with status {child.returncode}: {telling_line(text) or said[-1]}",
-                status=child.returncode,
-                stderr=said,
             )

@@ -16,6 +16,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import command, flag, option, repeated
+from bundler.cli.pack import fact_option, family_file_option, tree_options
 from bundler.cli.stores.store_options import (
     TIERS_HELP,
     from_environment,
@@ -23,7 +24,6 @@ from bundler.cli.stores.store_options import (
     stores_option,
 )
 from bundler.cli.terminal import Screen
-from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor_caches import expected_compiler
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.lifecycle_reports import TreeOptions
 
 _TAB = 4
+# Of the lines of a source's difference.
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 # How names of the kernels begin that torch.compile generates.
 _OF_INDUCTOR = "triton_"
 # Trees there, and trees here.
@@ -132,14 +134,15 @@ def explain(
             " that differs"
         )
     rows = [
-        {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
+        {
+            **dataclasses.asdict(e),
+            "sentence": e.sentence,
+            "differences": [{**dataclasses.asdict(d), "part": d.part} for d in e.differences],
+        }
+        for e in found
     ]
     more = {"run": _facts(run)} if run is not None else {}
     screen.finish({"kernels": rows, "graph_compiler": compiler, **more})
-
-
-def _listed(explanation: Explanation) -> list[dict[str, Any]]:
-    return [{**dataclasses.asdict(one), "part": one.part} for one in explanation.differences]
 
 
 def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> None:
@@ -156,13 +159,9 @@ def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOption
 def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:
     screen.line(f"{wording.short_key(explanation.key)}  {wording.plain(explanation.sentence)}")
     for line in (explanation.source_diff or "").splitlines():
-        screen.line(f"  {line.expandtabs(_TAB)}", _style(line))
+        screen.line(f"  {line.expandtabs(_TAB)}", _STYLES.get(line[:1], ""))
     if with_process and explanation.missed_at_s is not None:
         screen.line(f"  compiled {_when(explanation.missed_at_s)} by process {explanation.pid}")
-
-
-def _style(line: str) -> str:
-    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
 
 
 def _told(run: Run) -> str:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `pack`: cache directory -> bundle; and `save` and `show_contents`, for all commands
-that write bundles.
+"""The command `pack`: cache directory -> bundle; and for all commands that write bundles, `save` and
+`show_contents`.
+
+What others share with it: the options about trees of servers' caches (`tree_options`), and lines
+that show trees (`tree_lines`) and generated programs (`show_programs`).
 
 `app.py` lists the command.
 """
@@ -8,23 +11,16 @@ that write bundles.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import command, keep_option, option, output_option, strip_option
+from bundler.cli.command import command, keep_option, option, output_option, repeated, strip_option
 from bundler.cli.terminal import Column, Screen
-from bundler.cli.tree_choices import (
-    fact_option,
-    family_file_option,
-    named_family,
-    tree_facts,
-    tree_lines,
-    tree_options,
-)
-from bundler.errors import AccessDenied, NotFound
+from bundler.errors import AccessDenied, BundlerError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container import ZSTD_LEVEL
@@ -32,7 +28,107 @@ from bundler.format.entries import entry_artifacts
 from bundler.format.opaque_files import is_cache_path, is_program_path
 from bundler.format.source_stripping import Strip
 from bundler.format.writer import HIGHEST_LEVEL
-from bundler.lifecycle.family import FAMILIES
+from bundler.lifecycle.family import FAMILIES, Family, find_family
+from bundler.lifecycle.lifecycle_reports import TreeOptions
+from bundler.lifecycle.tree_plan import read_trees
+
+if TYPE_CHECKING:
+    from bundler.runtime.program.program_summary import ProgramSummary
+
+F = TypeVar("F", bound=Callable[..., Any])
+_TREES_SHOWN, _WORDS_SHOWN = 8, 12
+
+family_file_option = repeated(
+    "--family FILE",
+    "family_files",
+    "A TOML file that declares families beside the known ones; repeat for several.",
+)
+fact_option = repeated(
+    "--fact NAME=VALUE",
+    "facts",
+    "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
+    " target=cuda:80 for kernels of that target alone; repeat for several.",
+)
+
+
+def declared_families(files: Sequence[str]) -> tuple[Family, ...]:
+    """Return what the user's files declare; raises as `Family.load`."""
+    return tuple(family for path in files for family in Family.load(path))
+
+
+def tree_options(
+    facts: Sequence[str], files: Sequence[str], roots: Sequence[str] = ()
+) -> TreeOptions:
+    """Return the user's choices as one value.
+
+    Raises:
+        click.UsageError: a fact or root is not of the form NAME=VALUE.
+        ConfigError, NotFound, AccessDenied: as `Family.load`.
+    """
+    return TreeOptions(_pairs("--root", roots), _pairs("--fact", facts), declared_families(files))
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    wrong = [
+        text for text, (name, _, value) in zip(texts, pairs, strict=True) if not name or not value
+    ]
+    if wrong:
+        raise click.UsageError(f"{option} {wrong[0]}: expected NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def named_family(name: str, files: Sequence[str]) -> Family | None:
+    """Return the family that a word names, None for what can only be a directory."""
+    if os.sep in name:
+        return None
+    declared = declared_families(files)
+    try:
+        return find_family(name, declared)
+    except BundlerError:
+        return None
+
+
+def tree_lines(bundle: Bundle) -> list[str]:
+    """Return a line for each tree of a bundle: its place, files, ranks, and what it was
+    made for.
+    """
+    lines = []
+    left_out: list[tuple[str, str]] = []
+    trees = list(read_trees(bundle, left_out))
+    for tree in trees[:_TREES_SHOWN]:
+        size = wording.size(sum(file.size for file in tree.files))
+        ranks = wording.some(len(tree.ranks), "rank")
+        facts = (f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks")
+        lines.append(
+            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size})"
+            f"{ranks and f', {ranks}'}; made for {', '.join(facts) or 'nothing that is known'}"
+        )
+    if len(trees) > _TREES_SHOWN:
+        lines.append(
+            f"… and {wording.count(len(trees) - _TREES_SHOWN, 'more tree')}; --json lists all"
+        )
+    unread = [f"{name} cannot be read: {reason}" for name, reason in left_out]
+    return [*map(wording.plain, lines), *unread]
+
+
+def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:
+    """Return what `--json` says of the trees of a bundle, as `trees`; nothing for a bundle without
+    any.
+    """
+    rows = [
+        {
+            "family": tree.family,
+            "place": tree.place,
+            "ranks": list(tree.ranks),
+            "fingerprint": dict(tree.fingerprint),
+            "files": len(tree.files),
+            "size_bytes": sum(file.size for file in tree.files),
+        }
+        for tree in read_trees(bundle, [])
+    ]
+    return {"trees": rows} if rows else {}
+
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 
@@ -162,11 +258,9 @@ def count_bytes(bundle: Bundle) -> int:
 def show_contents(screen: Screen, bundle: Bundle) -> None:
     """Print what is in a bundle: kernels by target, and what lies beside them."""
     rows = _by_target(bundle)
-    if rows:
-        size = wording.size
-        told = [(t, f"{n:,}", size(launch), size(rest)) for t, n, launch, rest in rows]
-        screen.table(CONTENTS, told)
-        screen.line()
+    size = wording.size
+    told = [(t, f"{n:,}", size(launch), size(rest)) for t, n, launch, rest in rows]
+    screen.listing(CONTENTS, told)
     programs = [entry for entry in bundle.opaque if is_program_path(entry.path)]
     opaque = [entry for entry in bundle.opaque if is_cache_path(entry.path)]
     beside = [
@@ -195,3 +289,50 @@ def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:
         own = sum(artifact.size for artifact in kernel.launch_set)
         sums[str(kernel.target)] = (number + 1, launch + own, rest + kernel.size - own)
     return [(target, *numbers) for target, numbers in sorted(sums.items())]
+
+
+def show_programs(screen: Screen, programs: Sequence[ProgramSummary]) -> None:
+    """Print what each program is called with, what it needs, and where it runs."""
+    for program in programs:
+        screen.facts(_lines(program))
+        screen.line()
+
+
+def _lines(program: ProgramSummary) -> list[tuple[str, str]]:
+    if program.problem is not None:
+        return [("program", program.name), ("problem", program.problem)]
+    kernels = wording.count(program.kernels, "kernel")
+    launches = wording.count(program.launches, "launch")
+    sizes = [f"{size} is {place}" for size, place in program.sizes.items()]
+    return [
+        ("program", f"{program.name}: {kernels} in {launches}"),
+        ("inputs", _listed([str(one) for one in program.inputs])),
+        ("sizes", _listed(sizes) if sizes else ""),
+        ("constants", _listed(program.constants)),
+        ("results", _listed([str(one) for one in program.results])),
+        ("memory", memory_words(program)),
+        ("needs torch", _listed(program.operators, "no")),
+        (
+            "code",
+            "it calls operators of yours or of others: trust in code is needed"
+            if program.code
+            else "",
+        ),
+        ("random", "it draws random numbers" if program.random else ""),
+        ("targets", _listed(program.targets, "any" if not program.kernels else "none yet")),
+    ]
+
+
+def memory_words(program: ProgramSummary) -> str:
+    """Return how much memory a program allocates."""
+    beside = "beside inputs and constants"
+    if program.memory_bytes is None:
+        return f"depends on sizes, {beside}"
+    return f"{wording.size(program.memory_bytes)} at its peak, {beside}"
+
+
+def _listed(words: Sequence[str], nothing: str = "none") -> str:
+    more = len(words) - _WORDS_SHOWN
+    return (", ".join(words[:_WORDS_SHOWN]) or nothing) + (
+        f" and {more:,} more" if more > 0 else ""
+    )

@@ -17,7 +17,7 @@ import click
 import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, keep_option, option, repeated
-from bundler.cli.pack import count_bytes, counts
+from bundler.cli.pack import count_bytes, counts, fact_option, family_file_option, tree_options
 from bundler.cli.stores.store_options import (
     STORE_VARIABLE,
     TIERS_HELP,
@@ -26,7 +26,6 @@ from bundler.cli.stores.store_options import (
     stores_option,
 )
 from bundler.cli.terminal import Screen
-from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
 from bundler.format.opaque_files import has_trees
 from bundler.images.bundle_sources import open_bundle

@@ -59,12 +59,13 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> None:
             f" {', '.join(_PLACES)}",
             shell=name,
         )
-    script = _script(name)
+    script = made(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source()
     if printed:
         screen.text(script)
         screen.finish({"shell": name, "script": script})
         return
-    path = _place(name)
+    variable, default, below = _PLACES[name]
+    path = os.path.join(_below(variable, default), *below.split("/"))
     _make_folder(os.path.dirname(path))
     replace_content(path, script.encode())
     screen.done(f"wrote {path}: new shells complete {PROGRAM}")
@@ -126,17 +127,6 @@ def _contexts(
     if isinstance(command, click.Group):
         for one in command.commands.values():
             yield from _contexts(one, context)
-
-
-def _script(shell: str) -> str:
-    made = get_completion_class(shell)
-    assert made is not None  # click has every shell of _PLACES
-    return made(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source()
-
-
-def _place(shell: str) -> str:
-    variable, default, name = _PLACES[shell]
-    return os.path.join(_below(variable, default), *name.split("/"))
 
 
 def _below(variable: str, default: str) -> str:

@@ -134,6 +134,12 @@ class Screen:
                 " terminal or use --json"
             )
 
+    def listing(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        """Print a table and an empty line below it; nothing where there are no rows."""
+        if rows:
+            self.table(columns, rows)
+            self.line()
+
     def text(self, text: str) -> None:
         """Print a text of many lines as it is, but for what could command a terminal."""
         if not (self.as_json or self.quiet):

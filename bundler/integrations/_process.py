@@ -7,6 +7,8 @@ them is here.
     environment ── first manager ──▶ a session of its own, until the process ends
     install, session ─────────────▶ in force until closed; of several the one that began last
     register ─────────────────────▶ bundles that every session asks last
+
+`activity_of` and `inherited_activity` say what of it children get, by the manager environment.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ import atexit
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 from bundler import config
-from bundler.config import Mode, Strict, settings
+from bundler.config import PREFIX, Mode, Strict, settings
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
-from bundler.integrations.kernel_lookup import RegisteredBundles
-from bundler.integrations.session_options import SessionOptions, store_of_settings
+from bundler.integrations.kernel_lookup import (
+    RegisteredBundles,
+    SessionOptions,
+    store_of_settings,
+)
 from bundler.toolchain.recording.cache_delegate import DelegateSource
 from bundler.toolchain.recording.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
@@ -33,11 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bundler.config import Launcher
+    from bundler.integrations.failure_policy import Tally
     from bundler.integrations.lookup_engine import Engine
-    from bundler.integrations.session_tally import Tally
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
+
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -200,8 +207,6 @@ def install_from_environment() -> None:
     call it, who may be loaded in each of a server's processes, and before those fork: no store is
     opened and no device touched.
     """
-    from bundler.integrations.manager_install import inherited_activity
-
     manager_environment.add(inherited_activity(delegate_source, session={}))
 
 
@@ -250,8 +255,6 @@ def register(path: str | os.PathLike[str]) -> None:
         return
     _process.registered.add(bundle)
     if bundle not in config.registered_bundles():
-        from bundler.integrations.manager_install import inherited_activity
-
         manager_environment.add(inherited_activity(delegate_source, bundle=bundle))
 
 
@@ -281,7 +284,6 @@ def _install(
     moved: bool | None = None,
 ) -> Session:
     from bundler.integrations.lookup_engine import Engine
-    from bundler.integrations.manager_install import activity_of
     from bundler.integrations.metrics_export import begin_metrics, serve_metrics
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import open_store
@@ -407,3 +409,50 @@ def _name_unknown(engine: Engine) -> None:
     unknown = config.unknown_words()
     if unknown is not None:
         engine.failures.warn_once("unknown-setting", unknown)
+
+
+def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -> Active:
+    """Return what makes Triton use a session's store: here, and in children where they can open it
+    by its URLs.
+
+    Args:
+        store, options: of the session.
+        source: says who looks after the managers of this process.
+    """
+    if store.urls:
+        # What makes a child process look where we look.  Tags are the parent's: it fetches and
+        # pushes for all.
+        names = ("mode", "trust", "strict", "keep")
+        told = {name.upper(): str(getattr(options, name)) for name in names}
+        told |= {"STORE": " ".join(store.urls), "MOVED": str(int(options.moved))}
+        session = {PREFIX + name: value for name, value in told.items()}
+        return inherited_activity(source, session=session)
+    # imports Triton, whose settings in Python are changed
+    from bundler.toolchain.recording import cache_manager  # noqa: F401
+
+    return Active(in_code=partial(_in_front_of, source), here_only=True)
+
+
+def inherited_activity(source: DelegateSource, **what: Any) -> Active:
+    """Return what makes Triton use something here and in children.
+
+    Args:
+        source: as for `activity_of`.
+        what: `bundle`, the path of a registered one; or `session`, the variables of one for
+            children, none where the user's own variables ask for it.
+    """
+    from bundler.toolchain.recording.child_recording import hidden_package_parent
+
+    return Active(path=hidden_package_parent(), in_code=partial(_in_front_of, source), **what)
+
+
+def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
+    """Return our manager in front of the one that the program set in Python, or of what the
+    environment names; None for what is ours.
+    """
+    from bundler.toolchain.recording import cache_manager
+
+    behind = theirs if theirs is not None else cache_manager.named_by_environment()
+    if cache_manager.has_delegate(behind, source):
+        return None
+    return cache_manager.manager_before(source, behind)

@@ -21,13 +21,24 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.format.summary import Summarized
 from bundler.integrations._process import flush_here, registered_here
-from bundler.integrations.kernel_lookup import BundleKernels
-from bundler.integrations.key_comparison import Difference, KeyedKernel, keyed, keyed_all, nearest
-from bundler.integrations.miss_notes import NotedMiss, read_misses
-from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
-from bundler.integrations.session_options import store_of_settings
-from bundler.integrations.source_texts import read_source, source_diff
-from bundler.integrations.strict_mode import asked_of
+from bundler.integrations.kernel_lookup import BundleKernels, store_of_settings
+from bundler.integrations.key_comparison import (
+    Difference,
+    KeyedKernel,
+    asked_of,
+    keyed,
+    keyed_all,
+    nearest,
+)
+from bundler.integrations.miss_notes import (
+    NotedMiss,
+    ProcessNote,
+    of_one_run,
+    read_misses,
+    read_processes,
+    read_source,
+    source_diff,
+)
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.machine_store import Store

@@ -20,7 +20,7 @@ from typing import Any
 from bundler.config import settings
 from bundler.errors import ConfigError
 from bundler.format.digest import sha256
-from bundler.integrations.session_options import store_of_settings
+from bundler.integrations.kernel_lookup import store_of_settings
 from bundler.lifecycle.machine_store import Store
 
 _PREFIX = "helion/"
@@ -49,7 +49,14 @@ class HelionCache:
     """
 
     def __init__(self, store: Store | None = None) -> None:
-        self._files = (store if store is not None else _store_of_settings()).file_records()
+        if store is None:
+            chosen = settings()
+            if not chosen.store:
+                raise ConfigError(
+                    "no store for Helion's configs: set TRITON_BUNDLER_STORE, or pass store="
+                )
+            store = store_of_settings(chosen, when_down="degrade")
+        self._files = store.file_records()
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None when there is none, or what is there is no JSON object.
@@ -92,20 +99,7 @@ def _text(data: bytes) -> str | None:
         return None
 
 
-def _store_of_settings() -> Store:
-    chosen = settings()
-    if not chosen.store:
-        raise ConfigError("no store for Helion's configs: set TRITON_BUNDLER_STORE, or pass store=")
-    return store_of_settings(chosen, when_down="degrade")
-
-
-def _register() -> None:
-    """Make Helion take the class for one of its backends; the class of that name is an abstract
-    one.
-    """
-    base: Any = getattr(sys.modules.get(_HELION), _BASE, None)
-    if base is not None:
-        base.register(HelionCache)
-
-
-_register()
+# Helion takes the class for one of its backends; the class of that name is an abstract one.
+_base: Any = getattr(sys.modules.get(_HELION), _BASE, None)
+if _base is not None:
+    _base.register(HelionCache)

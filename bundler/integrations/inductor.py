@@ -240,19 +240,14 @@ def _kernel_builders(
             left_out.append((key, "its directory is gone"))
             continue
         builders.setdefault(root, Builder(root, keep)).add_directory(key, observation, facts)
+    # With the libraries that Triton built with the C compiler: without them the next process builds
+    # them again.
     for root, builder in builders.items():
-        _add_helpers(root, builder)
+        for folder in sorted(filter(names.is_kernel_key, os.listdir(root))):
+            for name in single_files(os.path.join(root, folder)):
+                if name.endswith(".so"):
+                    builder.add_file(f"{folder}/{name}", HelperLibrary)
     return builders.values()
-
-
-def _add_helpers(root: str, builder: Builder) -> None:
-    """Take the libraries that Triton built with the C compiler: without them the next process
-    builds them again.
-    """
-    for folder in sorted(filter(names.is_kernel_key, os.listdir(root))):
-        for name in single_files(os.path.join(root, folder)):
-            if name.endswith(".so"):
-                builder.add_file(f"{folder}/{name}", HelperLibrary)
 
 
 def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:

@@ -4,7 +4,8 @@ each makes one.
 
 `stand_ins` returns the stand-ins, which note in `TunerSettings` what they were told.
 `inductor_generated.py` imports a generated module with them and returns its kernels; users launch
-the `GeneratedKernel`.
+the `GeneratedKernel`.  What Inductor writes beside a kernel is read as the heuristics' own terms:
+`setting_of`, `target_of`, `tuner_options_of` and the functions beside them each read one thing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from bundler.compile.job_futures import CompileFuture
 from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.integrations import inductor_metadata as metadata
 from bundler.runtime.configs import (
     Config,
     fixed_configs,
@@ -28,8 +28,19 @@ from bundler.runtime.configs import (
     template_configs,
     user_configs,
 )
-from bundler.runtime.heuristics.combo_rules import combo_plan
-from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
+from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
+from bundler.runtime.heuristics.facts import (
+    DEFAULT_SPLIT_SCAN_RBLOCK,
+    DEFAULT_WARP_SIZE,
+    Device,
+    Facts,
+    HeuristicKind,
+    Policy,
+    ReductionHint,
+    Setting,
+    SizeHints,
+    TileHint,
+)
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import (
@@ -39,16 +50,265 @@ from bundler.runtime.heuristics.reduction_rules import (
     split_scan_configs,
 )
 from bundler.runtime.tuning.benchmark import Clock, GivenClock
+from bundler.runtime.tuning.descent import Descent
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import BandwidthReport
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.argument_specs import Spec
+from bundler.toolchain.argument_specs import NONE, Spec
 from bundler.toolchain.compile_call import compile_function
 from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
 
+# The same wish under the name that each release of torch gave it.
+_ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}
+_DETERMINISTIC = (
+    "deterministic",
+    "force_filter_reduction_configs",
+    "are_deterministic_algorithms_enabled",
+)
+_MAX_AUTOTUNE = ("max_autotune", "max_autotune_pointwise")
+_DYNAMIC_SIZE = "ks"  # in the names of size arguments that change from call to call
+
 Meta = Mapping[str, Any]
+
+
+def setting_of(triton_meta: Meta, inductor_meta: Meta, **facts: Any) -> Setting:
+    """Return what a kernel's metadata says of device, kernel and wishes.
+
+    Args:
+        triton_meta: with the device.
+        inductor_meta: statistics and wishes.
+        facts: further fields of `Facts`, which the kernel's own decorator was given.
+
+    Raises:
+        ConfigError: there is no device in it, or a value has the wrong type.
+    """
+    try:
+        known = facts_of(
+            inductor_meta, native_matmul=bool(triton_meta.get("native_matmul")), **facts
+        )
+        return Setting(device_of(triton_meta), known, policy_of(inductor_meta))
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(f"a generated kernel's metadata is odd: {error}") from error
+
+
+def device_of(triton_meta: Meta) -> Device:
+    """Return the device that a kernel was generated for; raises `ConfigError` without one."""
+    given: Any = triton_meta.get("device")
+    if not hasattr(given, "multi_processor_count"):
+        raise ConfigError(f"a generated kernel's metadata has no device, but {given!r:.80}")
+    return Device(
+        given.type,
+        given.multi_processor_count,
+        getattr(given, "warp_size", None) or DEFAULT_WARP_SIZE,
+        getattr(given, "major", None),
+        getattr(given, "regs_per_multiprocessor", None),
+        getattr(given, "max_threads_per_multi_processor", None),
+        getattr(given, "max_threads_per_block", None),
+    )
+
+
+def target_of(triton_meta: Meta) -> Target:
+    """Return the target that a kernel was generated for; raises `ConfigError` for one that is
+    neither CUDA nor HIP.
+    """
+    device = device_of(triton_meta)
+    arch = str(triton_meta["device"].cc)
+    if device.type not in {"cuda", "hip"}:
+        raise ConfigError(
+            f"a kernel for {device.type!r} cannot be compiled here; expected 'cuda' or 'hip'"
+        )
+    return Target(device.type, arch.partition(":")[0], device.warp_size)
+
+
+def facts_of(inductor_meta: Meta, **facts: Any) -> Facts:
+    """Return what is known of a kernel."""
+    get = inductor_meta.get
+    hints = {getattr(hint, "name", str(hint)) for hint in get("autotune_hints") or ()}
+    return Facts(
+        num_load=get("num_load", 0),
+        num_store=get("num_store", 0),
+        num_reduction=get("num_reduction", 0),
+        one_element_per_thread=bool(hints & _ONE_ELEMENT),
+        atomic_add=bool(get("atomic_add_found")),
+        no_x_dim=bool(get("no_x_dim")),
+        contiguous_row=bool(get("has_loadstore_with_contiguous_rdim", True)),
+        add_persistent_rblock=bool(get("add_persistent_rblock")),
+        max_persistent_rblock=get("max_persistent_rblock", 0),
+        tiling_scores=dict(get("tiling_scores") or {}),
+        tma_min_blocks=dict(get("tma_min_block_sizes") or {}),
+        min_xblock=get("min_xblock"),
+        min_rblock=get("min_rblock"),
+        rsplit_size=get("RSPLIT_SIZE") or 0,
+        allow_multi_stages=bool(get("mix_order_reduction_allow_multi_stages", True)),
+        min_split_scan_rblock=get("min_split_scan_rblock", DEFAULT_SPLIT_SCAN_RBLOCK),
+        native_matmul_rblock=get("native_matmul_persistent_rblock"),
+        **facts,
+    )
+
+
+def policy_of(inductor_meta: Meta) -> Policy:
+    """Return the wishes of whoever had the kernel generated."""
+    return Policy(
+        max_autotune=any(bool(inductor_meta.get(name)) for name in _MAX_AUTOTUNE),
+        autotune_pointwise=bool(inductor_meta.get("autotune_pointwise", True)),
+        deterministic=any(bool(inductor_meta.get(name)) for name in _DETERMINISTIC),
+        batch_invariant=bool(inductor_meta.get("batch_invariant")),
+    )
+
+
+def compile_options_of(triton_meta: Meta, inductor_meta: Meta) -> dict[str, Any]:
+    """Return the compiler options of every config, as torch hands them over."""
+    hip = device_of(triton_meta).is_hip
+    options: dict[str, Any] = {
+        "debug": bool(inductor_meta.get("assert_indirect_indexing", True)) and not hip,
+        "sanitize_overflow": False,
+    }
+    if "enable_fp_fusion" in triton_meta:
+        options["enable_fp_fusion"] = bool(triton_meta["enable_fp_fusion"])
+    if not hip:
+        options |= {
+            name: bool(triton_meta.get(name)) for name in ("launch_cooperative_grid", "launch_pdl")
+        }
+        if triton_meta.get("disable_ftz"):
+            options["enable_reflect_ftz"] = False
+    return options
+
+
+def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -> TunerOptions:
+    """Return what the user told the tuner, with what torch was told where the user said nothing.
+
+    Raises:
+        ConfigError: torch was told to keep binaries (`store_cubin`), and the user did not say
+            where.
+    """
+    get, descent, reuse = inductor_meta.get, told.descent, told.reuse
+    if descent is None and get("coordinate_descent_tuning"):
+        radius = get("coordinate_descent_search_radius") or 1
+        descent = Descent(
+            radius, all_directions=bool(get("coordinate_descent_check_all_directions"))
+        )
+    local = not get("force_disable_caches") and bool(get("autotune_local_cache", True))
+    if get("force_disable_caches"):
+        reuse = "none"
+    elif not local and reuse == "all":
+        reuse = "bundle"
+    if get("store_cubin") and told.export is None:
+        raise ConfigError(
+            f"{get('kernel_name', 'a kernel')}: was generated with store_cubin, and nobody said"
+            " where to; give TunerOptions(export=DIRECTORY)",
+            name="store_cubin",
+        )
+    return replace(
+        told,
+        descent=descent,
+        reuse=reuse,
+        record=told.record and local,
+        custom=custom if told.custom is None else told.custom,
+        spill_threshold=(
+            get("spill_threshold") if told.spill_threshold is None else told.spill_threshold
+        ),
+        rescale=told.rescale and bool(get("dynamic_scale_rblock", True)),
+        stage_to_host=told.stage_to_host and bool(get("optimize_mem", True)),
+        gigabytes=get("kernel_num_gb") if told.gigabytes is None else told.gigabytes,
+        hook_args=get("config_args") if told.hook_args is None else told.hook_args,
+    )
+
+
+def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
+    """Return (file, pattern of names) of the report that torch was told to write; None where it was
+    told nothing.
+    """
+    if not inductor_meta.get("profile_bandwidth"):
+        return None
+    # An empty text is torch's way to say "all kernels" and "no file".
+    return (
+        inductor_meta.get("profile_bandwidth_output") or None,
+        inductor_meta.get("profile_bandwidth_regex") or None,
+    )
+
+
+def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:
+    """Return the arguments of the calls that a kernel was generated for: name -> spec, without
+    those that are constants.
+
+    Raises:
+        ConfigError: the metadata is for a Triton before 3.3, or an argument cannot be described.
+    """
+    attributes = (triton_meta.get("configs") or [{}])[0]
+    if not isinstance(attributes, Mapping):
+        raise ConfigError(
+            "a generated kernel's metadata is for a Triton before 3.3; have torch generate it anew"
+        )
+    fixed, hip = triton_meta.get("constants") or {}, device_of(triton_meta).is_hip
+    found: dict[str, Spec] = {}
+    for number, name in enumerate(parameters):
+        kind = triton_meta["signature"].get(name)
+        if kind is None or name in constants:
+            continue
+        if kind == "constexpr":
+            # torch makes a constant of None and of 1, as the JIT does when it gets them.
+            if name in fixed and fixed[name] in {None, 1}:
+                found[name] = NONE if fixed[name] is None else "i32:1"
+            continue
+        known = {item[0] for item in attributes.get((number,), ())}
+        aligned = ":16" if "tt.divisibility" in known and kind[0] in "*iu" else ""
+        found[name] = (
+            f"{kind}{aligned}{':large' if hip and kind[0] == '*' and 'tt.pointer_range' not in known else ''}"
+        )
+    return found
+
+
+def reduction_hint_of(hint: Any) -> ReductionHint:
+    """Return our hint for torch's; False and None are no hint."""
+    name = getattr(hint, "name", hint)
+    return (
+        ReductionHint[name]
+        if isinstance(name, str) and name in ReductionHint.__members__
+        else ReductionHint.DEFAULT
+    )
+
+
+def tile_hint_of(hint: Any) -> TileHint:
+    """Return our hint for torch's, or for its name."""
+    name = str(getattr(hint, "name", hint)).removeprefix("TileHint.")
+    return TileHint.SQUARE if name == "SQUARE" else TileHint.DEFAULT
+
+
+def sub_kernels_of(inductor_meta: Meta, **facts: Any) -> tuple[SubKernel, ...]:
+    """Return the kernels of a combination with blocks of their own; none for any other kernel.
+
+    Raises:
+        ConfigError: the metadata of a combination is incomplete.
+    """
+    combo = inductor_meta.get("combo_grid_meta") or {}
+    if "heuristic_0" not in combo:
+        return ()
+    shared = {name: value for name, value in inductor_meta.items() if name != "combo_grid_meta"}
+    try:
+        return tuple(
+            _sub_kernel(combo, shared, number, facts) for number in range(combo["num_kernels"])
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"the metadata of a combination is incomplete: {error!r}") from error
+
+
+def _sub_kernel(combo: Meta, shared: Meta, number: int, facts: Meta) -> SubKernel:
+    kind = combo[f"heuristic_{number}"]
+    own = facts_of(
+        {**shared, **combo.get(f"inductor_meta_{number}", {})},
+        **(facts if kind == "pointwise" else {}),
+    )
+    return SubKernel(
+        kind,
+        dict(combo[f"size_hints_{number}"]),
+        own,
+        reduction_hint_of(combo.get(f"reduction_hint_{number}")),
+        tile_hint_of(combo.get(f"tile_hint_{number}")),
+    )
+
+
 # Inductor's own, where it measures with the profiler.
 PROFILER_WARMUP_MS, PROFILER_REP_MS = 10, 40
 
@@ -102,7 +362,7 @@ class GeneratedKernel(HeuristicKernel):
             ),
             tuple((tuple(path), encode_value(value)) for path, value in attributes.items()),
             tuple((name, encode_value(value)) for name, value in options.items()),
-            target or metadata.target_of(meta),
+            target or target_of(meta),
             os.fspath(cache_dir),
         )
 
@@ -115,8 +375,8 @@ class GeneratedKernel(HeuristicKernel):
         """Compile every candidate in the workers of a service; arguments and target are those of
         the metadata unless they are given.
         """
-        known = metadata.arguments_of(self.triton_meta, self.parameters, self.constants)
-        chosen = target or metadata.target_of(self.triton_meta)
+        known = arguments_of(self.triton_meta, self.parameters, self.constants)
+        chosen = target or target_of(self.triton_meta)
         return super().compile_in(service, known if arguments is None else arguments, chosen)
 
 
@@ -138,7 +398,7 @@ class TunerSettings:
         """Return the user's report, or the one that torch was told to write; kernels that are
         loaded together share it.
         """
-        wanted = metadata.bandwidth_of(inductor_meta)
+        wanted = bandwidth_of(inductor_meta)
         if self.options.bandwidth is not None or wanted is None:
             return self.options.bandwidth
         if wanted not in self.reports:
@@ -166,8 +426,8 @@ def _decorator(
     inductor_meta = dict(given.get("inductor_meta") or {})
     hints: SizeHints = given.get("size_hints", {})
     custom = bool(given.get("custom_kernel"))
-    setting = metadata.setting_of(triton_meta, inductor_meta, **facts)
-    parts = metadata.sub_kernels_of(inductor_meta, **facts) if hints else ()
+    setting = setting_of(triton_meta, inductor_meta, **facts)
+    parts = sub_kernels_of(inductor_meta, **facts) if hints else ()
     if parts:
         grouping = bool(inductor_meta["combo_grid_meta"].get("autotune_grouping"))
         parameters = triton_meta.get("signature", ())
@@ -187,9 +447,9 @@ def _decorator(
             zeroed=tuple(triton_meta.get("reset_to_zero", ())),
             constants=triton_meta.get("constants"),
             extra_arguments=tuple(inductor_meta.get("extra_launcher_args", ())),
-            compile_options=metadata.compile_options_of(triton_meta, inductor_meta),
+            compile_options=compile_options_of(triton_meta, inductor_meta),
             options=replace(
-                metadata.tuner_options_of(inductor_meta, settings.options, custom=custom),
+                tuner_options_of(inductor_meta, settings.options, custom=custom),
                 bandwidth=settings.report(inductor_meta),
             ),
             clock=settings.clock_for(inductor_meta),
@@ -220,14 +480,14 @@ def _hinted(rules: Rules) -> Callable[[Given, Setting], Sequence[Config]]:
     """Return rules for reductions with torch's sizes and torch's hint."""
 
     def choose(given: Given, setting: Setting) -> Sequence[Config]:
-        hint = metadata.reduction_hint_of(given.get("reduction_hint", False))
+        hint = reduction_hint_of(given.get("reduction_hint", False))
         return rules(given["size_hints"], setting, hint=hint)
 
     return choose
 
 
 def _pointwise(given: Given, setting: Setting) -> Sequence[Config]:
-    hint = metadata.tile_hint_of(given.get("tile_hint"))
+    hint = tile_hint_of(given.get("tile_hint"))
     return pointwise_configs(given["size_hints"], setting, tile_hint=hint)
 
 
@@ -316,7 +576,8 @@ def _stand_in(settings: TunerSettings, name: str, *args: Any, **named: Any) -> D
     if name == "pointwise":
         facts["min_elem_per_thread"] = given.get("min_elem_per_thread", 0)
     elif name == "reduction":  # the other rules do not look at sizes that change
-        facts["num_dynamic"] = metadata.dynamic_sizes(given.get("triton_meta") or {})
+        signature = (given.get("triton_meta") or {}).get("signature", ())
+        facts["num_dynamic"] = sum(_DYNAMIC_SIZE in name for name in signature)
     return _decorator(settings, heuristic, given, **facts)
 
 

@@ -3,6 +3,7 @@
 bundles that libraries registered.
 
 The lookup engine asks it for each kernel that Triton does not have, and places what it finds.
+`SessionOptions` is what a session was told; `_process.py` makes it of arguments or settings.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bundler.errors import BundlerError, NotFound, StoreUnavailable
 from bundler.package_loggers import logger
 
 if TYPE_CHECKING:
+    from bundler.config import Launcher, Mode, Strict
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.entries import Kernel
     from bundler.format.manifest import Observation
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import RestoreReport
     from bundler.lifecycle.machine_store import Store
+    from bundler.store.bundle_store import PushMode
     from bundler.store.kernel_records import KernelRecords, StoredKernel
     from bundler.toolchain.compile_frames import CompileFrame
+    from bundler.user_settings import Settings
 
 _LOG = logger("bundler.integrations")
 
@@ -34,6 +38,58 @@ _LOG = logger("bundler.integrations")
 TYPICAL_COMPILE_S = 5.0
 # How long a compile that nobody recorded waits for the store to say what was, to name the nearest.
 LISTED_S = 2.0
+
+
+class SessionOptions(NamedTuple):
+    """What a session was told.
+
+    Attributes:
+        tag: fetched at the start, and given what was used at the end; None for none.
+        mode: look up (`read`), publish (`write`), or both.
+        push: how the tag is given what was used; None for not at all.
+        strict, trust, keep: as the settings of these names.
+        serving: what a compile is once the tag was replayed; None for what `strict` says.
+        local: our own directory; None for the usual place.
+        launcher: who gives Triton the launchers that it would have a C compiler build.
+        replay: whether the tag's kernels are put into Triton's in-memory caches at the start.
+        moved: whether a kernel is taken that differs from the one asked for in line numbers alone.
+    """
+
+    tag: str | None = None
+    mode: Mode = "readwrite"
+    push: PushMode | None = "merge"
+    strict: Strict = "off"
+    trust: Trust = "kernels"
+    keep: Keep = "all"
+    local: str | None = None
+    replay: bool = False
+    launcher: Launcher = "bundler"
+    serving: Strict | None = None
+    moved: bool = False
+
+    @property
+    def reads(self) -> bool:
+        """Whether kernels are looked up."""
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        """Whether kernels are published."""
+        return self.mode != "read"
+
+
+def store_of_settings(chosen: Settings, **how: Any) -> Store:
+    """Open the store that the settings name; what one of its URLs says itself, such as a password,
+    holds for that one.
+
+    Args:
+        chosen: the settings, which name at least one.
+        how: as for `machine_store.open_store`.
+    """
+    from bundler.lifecycle.machine_store import open_store
+    from bundler.store.store_urls import with_settings
+
+    return open_store(*(with_settings(url, chosen.server) for url in chosen.store), **how)
 
 
 class FoundKernel(NamedTuple):
@@ -92,13 +148,6 @@ class BundleKernels:
             self._moved = moved_keys(self.bundle.kernels)
         key = self._moved.get(moved)
         return None if key is None else self.find(key)
-
-    def seconds(self, key: str) -> float | None:
-        """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel
-        that is not here.
-        """
-        found = self.find(key)
-        return None if found is None else found.seconds
 
 
 class RegisteredBundles:
@@ -246,7 +295,8 @@ class KernelSources:
         """Return how long the compile of a kernel of the tag took, 0 when that is not known; None
         for another kernel.
         """
-        return self.tag.seconds(key) if self.tag is not None else None
+        found = self.find_in_tag(key)
+        return None if found is None else found.seconds
 
     def find(
         self, key: str, *, turn: bool, moved: Callable[[], FoundKernel | None] | None = None

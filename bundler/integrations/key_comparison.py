@@ -20,6 +20,7 @@ from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
 from bundler.format.metadata import parse_metadata
 from bundler.toolchain import identity
 from bundler.toolchain.keytext import ADVICE, COLUMN_PART, PATH_PART
+from bundler.toolchain.recording.spool_records import SpooledEvent
 
 # Parts of one key's digests are long; a person compares their beginnings.
 _SHOWN = 12
@@ -163,6 +164,19 @@ def keyed(kernels: Iterable[Kernel]) -> Iterator[KeyedKernel]:
         if kernel.parts is not None:
             name = dict(kernel.parts.parts).get("source.name", kernel.name)
             yield KeyedKernel(kernel.key, name, kernel.target, kernel.parts)
+
+
+def asked_of(record: SpooledEvent) -> KeyedKernel | None:
+    """Return a kernel by its key parts; None when they are not known."""
+    if record.parts_bytes is None:
+        return None
+    try:
+        parts = KeyParts.from_bytes(record.parts_bytes)
+    except FormatError:
+        return None
+    return KeyedKernel(
+        record.key, dict(parts.parts).get("source.name", record.name), record.target, parts
+    )
 
 
 def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:

@@ -3,6 +3,10 @@
 
 `_process.py` makes one for each session and hands it to the managers
 (`bundler/toolchain/recording/cache_manager.py`), who call it `CacheDelegate`.
+
+What Triton compiled goes to its `Publisher` as jobs (`MadeKernel`, `MadeFile`, `EndedLease`), which
+are sent from a thread within a moment, or at once where no thread may outlive the call.
+`UsedKernels` keeps account of what the session's tag gets at the end.
 """
 
 from __future__ import annotations
@@ -10,51 +14,248 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bundler import observers
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
-from bundler.integrations.failure_policy import FailurePolicy
+from bundler.integrations.failure_policy import MANY_HITS, FailurePolicy, StrictMode, Tally
 from bundler.integrations.kernel_lookup import (
     FoundKernel,
     KernelSources,
     RegisteredBundles,
+    SessionOptions,
     find_moved,
 )
-from bundler.integrations.kernel_publisher import (
-    EndedLease,
-    Job,
-    MadeFile,
-    MadeKernel,
-    Publisher,
-    bundle_of,
-    file_known_by,
-)
-from bundler.integrations.miss_notes import MissNotes
-from bundler.integrations.session_options import SessionOptions
-from bundler.integrations.session_tally import MANY_HITS, Tally
-from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
-from bundler.integrations.strict_mode import StrictMode
+from bundler.integrations.miss_notes import KEPT_SOURCES, MissNotes
 from bundler.integrations.user_directories import LocalDirectory, UserDirectories
 from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate, Group
 
 if TYPE_CHECKING:
+    from bundler.format.bundle import Bundle, Keep
     from bundler.integrations.key_comparison import KeyedKernel
     from bundler.integrations.replayed_kernels import ReplayReport
-    from bundler.integrations.session_usage import UsedKernels
+    from bundler.lifecycle.bundle_builder import Builder
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import CompileLease
     from bundler.lifecycle.machine_store import Store
     from bundler.toolchain.recording.spool_records import SpooledEvent
 
+
+# Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as
+# long.
+GATHER_S = 0.05
+THREAD = "bundler-publish"
+_IDLE_S = 1.0
+# Of the flags in /proc/self/stat: forked, and nothing executed since.
+_PF_FORKNOEXEC = 0x40
+_FLAGS_AFTER_NAME = 6
 # Recorded kernels that are compared for "what is nearest": the newest ones.
 MOST_COMPARED = 10_000
 MOST_REMEMBERED = 1000
+
+
+class MadeKernel(NamedTuple):
+    """A kernel that was compiled, and the turn that others may wait for."""
+
+    event: SpooledEvent
+    turn: CompileLease | None
+
+
+class MadeFile(NamedTuple):
+    """A tuning file or helper library that was made: what it is known by in the store, its name and
+    its bytes.
+    """
+
+    known_by: str
+    filename: str
+    data: bytes
+
+
+class EndedLease(NamedTuple):
+    """A turn that ended without a kernel."""
+
+    turn: CompileLease
+
+
+Job = MadeKernel | MadeFile | EndedLease
+
+
+class _State:
+    """What the thread and those who wait for it share; made anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queue: list[Job] = []
+        self.sending = 0
+        self.thread: threading.Thread | None = None
+
+
+class Publisher:
+    """Calls `send` with what was handed over, in order, in one thread.
+
+    In a forked child, and in any child of `multiprocessing`, nothing runs at the end (torch's
+    compile workers are such), so `send` is called before `hand_over` returns.
+
+    Args:
+        send: sends a batch; must not raise.
+    """
+
+    def __init__(self, send: Callable[[list[Job]], None]) -> None:
+        self._send = send
+        self._forked = was_forked()
+        self._state = _State()
+
+    def hand_over(self, job: Job) -> None:
+        """Send a job soon, or at once in a child process."""
+        if self._forked or _started_by_multiprocessing():
+            self._send([job])
+            return
+        state = self._state
+        with state.changed:
+            state.queue.append(job)
+            if state.thread is None:
+                state.thread = threading.Thread(
+                    target=self._run, args=(state,), name=THREAD, daemon=True
+                )
+                state.thread.start()
+            state.changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything that was handed over is sent; False when the time was too short."""
+        state, until = self._state, time.monotonic() + timeout_s
+        with state.changed:
+            while state.queue or state.sending:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    return False
+                state.changed.wait(left_s)
+        return True
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its to send; for the child only."""
+        self._forked = True
+        self._state = _State()
+
+    def _run(self, state: _State) -> None:
+        while True:
+            with state.changed:
+                if not state.changed.wait_for(lambda: bool(state.queue), timeout=_IDLE_S):
+                    state.thread = None  # the next job starts another
+                    return
+            time.sleep(GATHER_S)
+            with state.changed:
+                batch, state.queue, state.sending = state.queue, [], len(state.queue)
+            try:
+                self._send(batch)
+            finally:
+                with state.changed:
+                    state.sending = 0
+                    state.changed.notify_all()
+
+
+def _started_by_multiprocessing() -> bool:
+    process: Any = sys.modules.get(
+        "multiprocessing.process"
+    )  # which its children import before anything of ours
+    return process is not None and process.parent_process() is not None
+
+
+def was_forked() -> bool:
+    """Tell whether this process is a fork of another Python; its end may run nothing, also where we
+    were imported after the fork.
+    """
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return bool(int(fields[_FLAGS_AFTER_NAME]) & _PF_FORKNOEXEC)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def file_known_by(key: str, filename: str, origin: str | None) -> str:
+    """Return what a single file is known by in a store.
+
+    A helper library by what it is built of, since its key differs between machines and releases;
+    anything else by its place.
+    """
+    return f"file {key}/{filename}" if origin is None else f"library {origin}/{filename}"
+
+
+def bundle_of(kernels: Sequence[MadeKernel], keep: Keep) -> Bundle:
+    """Return the compiled kernels as a bundle; `left_out` says which could not be read, and why."""
+    # A process that only finds kernels imports none of this.
+    from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join, observation_of
+
+    builders: dict[str, Builder] = {}
+    for made in kernels:
+        event = made.event
+        root = os.path.dirname(os.path.abspath(event.directory))
+        builder = builders.setdefault(root, Builder(root, keep))
+        facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
+        devices = set() if event.device is None else {event.device}
+        seen = observation_of(builder.root, devices, event.stage_times_us)
+        builder.add_directory(event.key, seen, facts)
+    return join(builders.values(), identity.environment())
+
+
+class UsedKernels:
+    """The kernels that one process compiled or found, until they are gathered.
+
+    Besides what the cache manager was asked for it takes what the JIT has loaded, and complete
+    kernel directories that appeared in this process's caches: torch's workers and its static
+    launcher ask no manager of this process.
+    """
+
+    def __init__(self) -> None:
+        # Only a session that gives a tag what it used needs it.
+        from bundler.lifecycle.directory_watch import DirectoryWatch
+
+        self._lock = threading.Lock()
+        self._events: dict[str, SpooledEvent] = {}
+        self._watch = DirectoryWatch()
+        self._pid = os.getpid()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._events
+
+    def add(self, event: SpooledEvent) -> None:
+        """Add a kernel."""
+        with self._lock:
+            self._events[event.key] = event
+
+    def gather(self, keep: Keep) -> Bundle:
+        """Return everything as a bundle; what could not be read is left out."""
+        # At the end of the session, when nobody waits for a kernel.
+        from bundler.lifecycle.recorder import JIT_CACHE, RecordedKernels, collect_recorded
+        from bundler.toolchain import inductor_caches
+        from bundler.toolchain.recording import compile_listener
+
+        with self._lock:
+            events = list(self._events.values())
+        kernels = RecordedKernels()
+        for event in events:
+            kernels.add_spooled(event)
+        # A forked child has its parent's caches, which the parent gathers.
+        if self._pid == os.getpid():
+            for found in compile_listener.loaded_kernels():
+                kernels.add_event(found, JIT_CACHE)
+            for directory in (*self._watch.appeared(), *inductor_caches.loaded_directories()):
+                if directory not in kernels:
+                    kernels.add_directory(directory)
+        roots = {recorded.root for recorded in kernels}
+        bundle, _ = collect_recorded(kernels, roots, keep)
+        return bundle
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its own; for the child only."""
+        self._lock = threading.Lock()
+        self._events = {}
 
 
 class Engine(CacheDelegate):
@@ -80,7 +281,7 @@ class Engine(CacheDelegate):
         self.tally = Tally()
         self.failures = FailurePolicy(self.tally, lambda: self.strict_mode.mode)
         self.strict_mode = StrictMode(options.strict, self._recorded, self.failures.unexpected)
-        self.publisher: Publisher[Job] = Publisher(self._send)
+        self.publisher = Publisher(self._send)
         self._sources = KernelSources(store, registered, options.keep, self._on_failure)
         local = LocalDirectory(options.local, self.failures.unsafe)
         self._user_directories, self._notes = UserDirectories(local, self._moved), MissNotes(local)
@@ -110,8 +311,6 @@ class Engine(CacheDelegate):
             with self.failures.tolerating("a tag was not looked for", can_raise=False):
                 self._mention_missing(self.options.tag)
         if self._writes and self.options.push is not None:
-            from bundler.integrations.session_usage import UsedKernels
-
             self.used = UsedKernels()
 
     def _fetch_tag(self, tag: str) -> None:
@@ -464,8 +663,7 @@ class Engine(CacheDelegate):
     # -------------------------------------------------------------------------------------- Telling
 
     def _recorded(self) -> Iterator[KeyedKernel]:
-        from bundler.integrations.key_comparison import keyed
-        from bundler.integrations.strict_mode import asked_of
+        from bundler.integrations.key_comparison import asked_of, keyed
 
         # What was compiled a moment ago may still be on its way to the store.
         yield from filter(None, map(asked_of, list(self._compiled)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a process: its counters as a JSON file, and the most important ones in one line.
+"""`Counters`: what a session did so far, in numbers; and the report of a process: its counters as a
+JSON file, and the most important ones in one line.
 
 A session calls `write_report` and `summary` when it ends (`sessions.py`).
 """
@@ -10,15 +11,59 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from bundler.integrations.session_counters import Counters
+from bundler.format.summary import Summarized
 from bundler.integrations.user_directories import write_whole
-from bundler.lifecycle.machine_store import Store
-from bundler.lifecycle.tuning_directory import tuning_counters
 from bundler.toolchain import instances
 
+if TYPE_CHECKING:
+    from bundler.lifecycle.machine_store import Store
+
 PID = "{pid}"
+
+
+@dataclass(frozen=True, repr=False)
+class Counters(Summarized):
+    """What a session did so far in this process; a snapshot that does not change.
+
+    Attributes:
+        hits: kernels that Triton did not compile.
+        found: the same by where they were: `triton` (its own directory), `tag`, `store`,
+            `registered`.
+        misses: kernels that were nowhere.
+        compiles: kernels that Triton compiled and stored.
+        compile_seconds: time that these took.
+        seconds_saved: time that the compiles of the hits took when they were recorded, as far as
+            known.
+        published: kernels and files that were sent to the store.
+        bytes_fetched, bytes_sent: their sizes, uncompressed.
+        errors: how often something failed, by cause; the program went on.
+        slowest: (name, seconds) of the compiles that took longest.
+        strict_warnings: kernels that were compiled although strict mode `warn` was on, each counted
+            once.
+        launchers: modules that Triton was given in place of ones that a C compiler would have
+            built: launchers, and `cuda_utils`.
+        launchers_of_triton: how many of these it had to build or load itself, by reason.
+        moved: of the hits, kernels that differ from the recorded one in line numbers alone.
+    """
+
+    hits: int = 0
+    found: Mapping[str, int] = field(default_factory=dict)
+    misses: int = 0
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    seconds_saved: float = 0.0
+    published: int = 0
+    bytes_fetched: int = 0
+    bytes_sent: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    slowest: tuple[tuple[str, float], ...] = ()
+    strict_warnings: int = 0
+    launchers: int = 0
+    launchers_of_triton: Mapping[str, int] = field(default_factory=dict)
+    moved: int = 0
 
 
 def report_of(
@@ -36,6 +81,8 @@ def report_of(
         moved_from: of kernels that only moved, the key under which each was recorded, by the key
             that was asked for.
     """
+    from bundler.lifecycle.tuning_directory import tuning_counters
+
     return {
         **dataclasses.asdict(counters),
         "slowest": [

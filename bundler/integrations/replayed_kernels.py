@@ -25,7 +25,7 @@ from bundler.config import settings, takes_moved
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.summary import Reported, count
-from bundler.integrations.session_options import store_of_settings
+from bundler.integrations.kernel_lookup import store_of_settings
 from bundler.user_warnings import show
 
 if TYPE_CHECKING:

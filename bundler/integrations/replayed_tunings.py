@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from bundler.errors import ToolchainMismatch
 from bundler.format.candidate_timings import id_of
-from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.drivers.driver import DeviceProperties
@@ -76,11 +75,16 @@ class RecordedWinner(NamedTuple):
 def _parts_here(tuner: Any, function: Any) -> dict[str, str]:
     driver = sys.modules["triton.runtime.driver"].driver.active
     device, target = driver.get_current_device(), target_of(driver.get_current_target())
+    told = driver.utils.get_device_properties(device)
+    # Those facts of a device that a record tells.
+    properties = DeviceProperties(
+        target.arch, 0, told["max_shared_mem"], target.warp_size, told["multiprocessor_count"], True
+    )
     return {
         "source": tuner_toolchain.source_part(function),
         "configs": tuning_winners.configs_part(_as_ours(tuner.configs)),
         "device": tuning_winners.device_part(
-            target.backend, _properties(driver, device, target), tuner_toolchain.device_name(device)
+            target.backend, properties, tuner_toolchain.device_name(device)
         ),
         "toolchain": tuner_toolchain.toolchain_part(target),
     }
@@ -88,14 +92,6 @@ def _parts_here(tuner: Any, function: Any) -> dict[str, str]:
 
 def _as_ours(configs: Iterable[Any]) -> list[Config]:
     return [Config.from_triton(config) for config in configs]
-
-
-def _properties(driver: Any, device: int, target: Target) -> DeviceProperties:
-    """Return those facts of a device that a record tells."""
-    told = driver.utils.get_device_properties(device)
-    return DeviceProperties(
-        target.arch, 0, told["max_shared_mem"], target.warp_size, told["multiprocessor_count"], True
-    )
 
 
 def _key(arguments: str) -> tuple[Any, ...]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from bundler.config import Strict
     from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.process_report import Counters
     from bundler.integrations.prometheus_meters import EndpointServer
     from bundler.integrations.replayed_kernels import ReplayReport
-    from bundler.integrations.session_counters import Counters
+
 
 FLUSH_S = 2.0
 # At the end of a process nobody waits longer than this for a store.

@@ -2,7 +2,7 @@
 """`DirectoryWatch`: finds kernel directories that appear while a recording or a session goes on.
 
 Recordings (`bundler/lifecycle/recorder.py`) and sessions that push a tag
-(`bundler/integrations/session_usage.py`) make one at their start; nothing else of this room has to
+(`bundler/integrations/lookup_engine.py`) make one at their start; nothing else of this room has to
 be imported for it.
 """
 

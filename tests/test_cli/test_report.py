@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 import bundler
-from bundler.cli.report.kernel_figures import SourceFolder
-from bundler.cli.report.report_page import Box, report_page, squarified
-from bundler.cli.report.text_archive import TextArchive
+from bundler.cli.bundles.report_page import Box, SourceFolder, TextArchive, report_page, squarified
 from bundler.format.entries import Target
 from bundler.format.summary import printable
 from bundler.runtime.tuning.occupancy import block_occupancy
@@ -83,10 +81,7 @@ def test_texts_come_back_as_they_were(given_texts):
     """Whatever lines repeat, each text is the one that was added."""
     archive = TextArchive()
     places = [archive.add(text) for text in given_texts]
-    packed = archive.pack()
-    text = reader(
-        *(zlib.decompress(base64.b64decode(part)) for part in (packed.lines, packed.runs))
-    )
+    text = reader(*(zlib.decompress(base64.b64decode(part)) for part in archive.pack()))
     assert [text(place) for place in places] == given_texts
 
 

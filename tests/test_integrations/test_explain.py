@@ -13,10 +13,10 @@ import pytest
 import bundler
 from bundler.format.entries import Toolchain
 from bundler.format.manifest import Content
-from bundler.integrations import process_notes, source_texts
+from bundler.integrations import miss_notes
 from bundler.integrations.explanations import latest_run
 from bundler.integrations.key_comparison import Difference, split_items
-from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
+from bundler.integrations.miss_notes import ProcessNote, of_one_run, read_processes
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.toolchain import identity
 
@@ -240,11 +240,11 @@ def test_processes_of_one_run():
 
 def test_a_fork_is_of_the_run_of_its_parent():
     """A process and its fork have one lineage, which the program that started them has not."""
-    mine = process_notes.this_process(1).lineage
+    mine = miss_notes.this_process(1).lineage
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, "\n".join(process_notes.this_process(1).lineage).encode())
+        os.write(write, "\n".join(miss_notes.this_process(1).lineage).encode())
         os._exit(0)
     os.waitpid(child, 0)
     with os.fdopen(read) as file:
@@ -257,12 +257,12 @@ def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
     """The oldest notes and sources go; one that is none is no process, and a damaged source is
     none.
     """
-    for module in (process_notes, source_texts):
-        monkeypatch.setattr(module, "KEPT", 3)
+    for kept in ("KEPT_PROCESSES", "KEPT_SOURCES"):
+        monkeypatch.setattr(miss_notes, kept, 3)
     local = LocalDirectory(str(tmp_path), pytest.fail)
     for number in range(1, 6):
         note(number, number).write(local)
-    process_notes.sweep_processes(local)
+    miss_notes.sweep_processes(local)
     assert [process.pid for process in read_processes(local)] == [3, 4, 5]
     for text in (
         "",
@@ -276,17 +276,17 @@ def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
         assert [process.pid for process in read_processes(local)] == [3, 4, 5]
     digests = []
     for number in range(5):
-        texts = source_texts.SourceTexts(local)
+        texts = miss_notes.SourceTexts(local)
         texts.add(f"def f{number}(): pass")
         texts.write()
         (digest,) = texts._written
         os.utime(tmp_path / "kernel-sources" / digest, (number, number))
         digests.append(digest)
-    known = [source_texts.read_source(local, digest) is not None for digest in digests]
+    known = [miss_notes.read_source(local, digest) is not None for digest in digests]
     assert known == [False, True, True, True, True]
     (tmp_path / "kernel-sources" / digests[4]).write_text("def other(): pass")
-    assert source_texts.read_source(local, digests[4]) is None
-    assert source_texts.read_source(local, "../processes/9-9.json") is None
+    assert miss_notes.read_source(local, digests[4]) is None
+    assert miss_notes.read_source(local, "../processes/9-9.json") is None
 
 
 @pytest.mark.parametrize(

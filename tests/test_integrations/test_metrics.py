@@ -24,8 +24,8 @@ from bundler import observers
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.memory import MemoryBackend
 from bundler.integrations import metrics_export
+from bundler.integrations.failure_policy import Tally
 from bundler.integrations.prometheus_meters import METRICS, PREFIX
-from bundler.integrations.session_tally import Tally
 from bundler.lifecycle.compiled_once import CompileLeases
 from bundler.store import store_urls
 from bundler.store.store_server import StoreServer

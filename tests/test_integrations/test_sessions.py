@@ -12,9 +12,8 @@ import pytest
 import bundler
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.manifest import Content, Observed
-from bundler.integrations.kernel_lookup import RegisteredBundles
+from bundler.integrations.kernel_lookup import RegisteredBundles, SessionOptions
 from bundler.integrations.lookup_engine import Engine
-from bundler.integrations.session_options import SessionOptions
 
 _SESSION = """
 import dataclasses

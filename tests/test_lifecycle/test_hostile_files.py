@@ -41,7 +41,7 @@ def named_by_users():
     """Return readers of files that a user names, by what they read: the end of the name, and the
     reader.
     """
-    from bundler.cli.bundles.tuning_sources import read_winners
+    from bundler.cli.bundles.tune import read_winners
     from bundler.compile.declarations import read_build_file
     from bundler.integrations import inductor_generated
     from bundler.runtime.tuning.tuning_winners import LookupTable

@@ -17,7 +17,7 @@ import bundler
 from bundler.cli.app import app
 from bundler.format.candidate_timings import Timing, Tuning, id_of
 from bundler.format.launch_spec import TuningRecord
-from bundler.integrations.process_notes import ProcessNote
+from bundler.integrations.miss_notes import ProcessNote
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import Config
@@ -26,7 +26,7 @@ from bundler.runtime.tuning.tuning_winners import named_of
 PACKAGE = Path(bundler.__file__).parent
 # (file, what it does): writes to what is there already, or to what is in no directory of others.
 NOT_REPLACED = {
-    ("cli/demo_check.py", "write_text"): "the demo's own temporary directory",
+    ("cli/demo_program.py", "write_text"): "the demo's own temporary directory",
     (
         "cli/demo_kernels.py",
         "write_text",

@@ -11,7 +11,7 @@ import pytest
 import support
 
 import bundler
-from bundler.cli.bundles.leak_search import find_leaks
+from bundler.cli.bundles.inspection import find_leaks
 from bundler.errors import ConfigError, FormatError
 from bundler.format.device_elf import content_of, sections
 from bundler.format.source_stripping import (
@@ -325,9 +325,9 @@ def test_a_host_name_is_found(golden, monkeypatch, tmp_path):
     """This user's and this machine's names are looked for in every file, launch facts and
     observations too.
     """
-    from bundler.cli.bundles import leak_search
+    from bundler.cli.bundles import inspection
 
-    monkeypatch.setattr(leak_search, "_names_here", lambda: (("carol",), ("gpu-box",)))
+    monkeypatch.setattr(inspection, "_names_here", lambda: (("carol",), ("gpu-box",)))
     cache = tmp_path / "cache"
     bundler.restore(golden, cache, only="all")
     text = next(cache.rglob("*.ttir"))

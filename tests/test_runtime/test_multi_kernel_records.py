@@ -13,8 +13,8 @@ import bundler
 from bundler.compile.source_modules import source_module
 from bundler.errors import ConfigError, FormatError
 from bundler.format.candidate_timings import Timing
+from bundler.integrations.inductor_generated import multi_kernels_of
 from bundler.integrations.inductor_kernels import TunerSettings
-from bundler.integrations.inductor_multi_kernels import multi_kernels_of
 from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import DeviceProperties, DryDriver, LookupTable, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting

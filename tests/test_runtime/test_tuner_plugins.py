@@ -11,8 +11,7 @@ import pytest
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError
-from bundler.integrations.process_report import report_of
-from bundler.integrations.session_counters import Counters
+from bundler.integrations.process_report import Counters, report_of
 from bundler.lifecycle.tuning_directory import METER, TuningFolder
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, TunerPlugin
 from bundler.runtime.tuning.benchmark import ProfilerClock

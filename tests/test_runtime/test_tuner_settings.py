@@ -13,7 +13,7 @@ import pytest
 
 import bundler
 from bundler.errors import ConfigError
-from bundler.integrations import inductor_metadata as metadata
+from bundler.integrations import inductor_kernels as metadata
 from bundler.integrations.inductor_kernels import TunerSettings
 from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, heuristics

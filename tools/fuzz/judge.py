@@ -30,8 +30,8 @@ from rich.console import Console
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.bundles.leak_search import find_leaks
-from bundler.cli.bundles.program_lines import show_programs
+from bundler.cli.bundles.inspection import find_leaks
+from bundler.cli.pack import show_programs
 from bundler.cli.terminal import Screen
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle

@@ -2,30 +2,26 @@
 """The command `build`: kernels for GPUs that need not be here, from modules, a build file, or a
 recorded bundle.
 
-It fills a `Plan` and hands that to `bundler/compile/bundle_build.py`.
+It fills a `Plan` and hands that to `bundler/compile/bundle_build.py`.  On many machines there are an
+engine's executor, shards and their collection, and a comparison with what was used.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from bundler.cli import wording
-from bundler.cli.builds.build_parts import (
-    compared_with_use,
-    executor_maker,
-    narrowed,
-    parse_shard,
-    tell_missing,
-    watching,
-)
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, targets_option
+from bundler.cli.bundles.specializations import specialization_of, types
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, read_by, targets_option
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.stores.store_options import (
     TIERS_HELP,
@@ -35,22 +31,26 @@ from bundler.cli.stores.store_options import (
     stores_option,
 )
 from bundler.cli.terminal import Bar, Screen
-from bundler.compile import bundle_build
+from bundler.compile import bundle_build, shards
 from bundler.compile.build_plan import Failure, Plan, Retarget
 from bundler.compile.bundle_build import BuildResult
 from bundler.compile.compile_job import Job
+from bundler.compile.completeness import compare_with_use
 from bundler.compile.declarations import read_build_file
-from bundler.compile.shards import Shard
+from bundler.compile.service_progress import Progress
+from bundler.compile.shards import RecordedTimes, Shard
 from bundler.config import without_registered_bundles
 from bundler.errors import ConfigError, EmptyBundle, RecordingError
 from bundler.format.bundle import Bundle
-from bundler.format.entries import Target
+from bundler.format.entries import Kernel, Target
 from bundler.lifecycle.machine_store import Store
 from bundler.project import install
 from bundler.toolchain import identity
 
 # So many of the kernels that could not be built are named in one line.
 _NAMED = 3
+# So many kernels are named, one a line; --json has all.
+_SHOWN = 20
 
 
 @command(
@@ -84,7 +84,7 @@ _NAMED = 3
 @option(
     "--shard I/N",
     "Build part I of N, from 1, into the store; each machine finds the same parts.",
-    callback=parse_shard,
+    callback=read_by(lambda text: None if text is None else Shard.parse(text)),
 )
 @option(
     "--times BUNDLE",
@@ -134,7 +134,7 @@ def build(screen: Screen, **given: Any) -> int:
             with existing_store(*request.urls, read_only=True) as store:
                 return _check(screen, plan, store)
         if request.shard is not None:
-            plan = narrowed(screen, plan, request.shard, request.times)
+            plan = _narrowed(screen, plan, request.shard, request.times)
         return _make(screen, plan, request)
 
 
@@ -275,13 +275,18 @@ def _make(screen: Screen, plan: Plan, request: _Request) -> int:
         if request.collect and store is not None:
             # What shards did not leave in the store is compiled here.
             missing = bundle_build.missing(plan, store.kernel_records())
-            tell_missing(screen, missing, store.name)
+            if missing:
+                number = wording.count(len(missing), "kernel")
+                screen.line(f"missing in {store.name}, compiled now: {number}")
+                screen.lines(sorted(f"  {job.name} for {job.target}" for job in missing), _SHOWN)
+            else:
+                screen.line(f"nothing is missing in {store.name}")
             more["missing"] = _missing_rows(missing)
         with printing_aside(screen):
             built = _build(screen, plan, request, store)
         bundle, lacking = built.bundle, None
         if request.complete is not None:
-            more["complete"], lacking = compared_with_use(
+            more["complete"], lacking = _compared_with_use(
                 screen, bundle, request.complete, exact=request.exact
             )
         rest = bool(bundle.kernels)
@@ -395,11 +400,11 @@ def _check(screen: Screen, plan: Plan, store: Store) -> int:
 def _build(screen: Screen, plan: Plan, request: _Request, store: Store | None) -> BuildResult:
     with ExitStack() as stack:
         # Before the bar, which an engine that prints as it starts would tear.
-        executor = None if request.executor is None else executor_maker(request.executor, stack)
+        executor = None if request.executor is None else _executor_maker(request.executor, stack)
         bar = Bar(None)
         if plan.jobs:
             bar = stack.enter_context(screen.progress("compiling", len(plan.jobs)))
-        return bundle_build.build(plan, request.jobs, store, watching(bar), executor=executor)
+        return bundle_build.build(plan, request.jobs, store, _watching(bar), executor=executor)
 
 
 def _show(screen: Screen, built: BuildResult) -> None:
@@ -433,3 +438,140 @@ def _shortened(reason: str) -> str:
     """Return the beginning of a reason: a crash of the compiler comes with its stack."""
     first, *more = [line for line in reason.splitlines() if line.strip()] or [""]
     return " ".join([first, *more[:1]]) + (" … (--json tells all)" if len(more) > 1 else "")
+
+
+def _executor_maker(name: str, stack: ExitStack) -> Callable[[], Executor]:
+    """Return what makes the executor that a function of the user's gives.
+
+    Args:
+        name: `module:function`; the module is looked for in the working directory too.  The
+            function returns an executor, or a context manager that gives one.
+        stack: ends such context managers.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise ConfigError(f"--executor {name!r}: expected module:function", got=name)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` has it; a command installed by pip has not
+    try:
+        make: Any = importlib.import_module(module)
+        for part in function.split("."):
+            make = getattr(make, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--executor {name}: {error}", got=name) from error
+    if not callable(make):
+        raise ConfigError(f"--executor {name}: {function} is not a function", got=name)
+
+    def executor() -> Executor:
+        try:
+            made = make()
+            if not isinstance(made, Executor) and hasattr(made, "__enter__"):
+                made = stack.enter_context(made)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"--executor {name}: the function failed: {said}", got=name
+            ) from error
+        return cast(Executor, made)  # the service says so where it is none
+
+    return executor
+
+
+def _narrowed(screen: Screen, plan: Plan, shard: Shard, times: str | None) -> Plan:
+    """Return the part of a plan that is a shard's, and say how much it is."""
+    known = None
+    if times is not None:
+        with Bundle.load(times) as bundle:
+            known = RecordedTimes.of(bundle)
+    mine = {shards.identity(job) for job in shard.part(plan.jobs.values(), known)}
+    jobs = {name: job for name, job in plan.jobs.items() if shards.identity(job) in mine}
+    screen.line(f"shard {shard}: {len(jobs):,} of {wording.count(len(plan.jobs), 'kernel')}")
+    return Plan(jobs, plan.failures, plan.notes)
+
+
+def _described(bundle: Bundle, kernel: Kernel) -> str:
+    """Return a kernel's specialization in a line: name, target, types, constants, warps and
+    stages.
+    """
+    one, _ = specialization_of(bundle, kernel)
+    kinds = ", ".join(f"{name}: {kind}" for name, kind in types(one).items())
+    constants = ", ".join(f"{name}={value}" for name, value in (one.constants or {}).items())
+    counted = [f"num_warps={kernel.spec.num_warps}"]
+    if one.stages is not None:
+        counted.append(f"num_stages={one.stages}")
+    inner = "; ".join(part for part in (kinds, constants, ", ".join(counted)) if part)
+    return f"{kernel.name} for {kernel.target} ({inner}), key {kernel.key}"
+
+
+def _rows(bundle: Bundle, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+    """Return kernels for `--json`."""
+    return [
+        wording.kernel_facts(kernel) | {"specialization": _described(bundle, kernel)}
+        for kernel in kernels
+    ]
+
+
+def _watching(bar: Bar) -> Callable[[Progress], None]:
+    """Return what advances a bar, with what a user wants to know of many machines: how many there
+    are, what failed, how long it takes.
+    """
+
+    def watch(progress: Progress) -> None:
+        if progress.happened not in {"compiled", "hit", "failed"}:
+            return
+        counters = progress.counters
+        words = [progress.name]
+        if counters.hits:
+            words.append(f"{counters.hits:,} of the store")
+        if progress.machines > 1:
+            words.append(f"{progress.machines:,} machines")
+        if counters.failed:
+            words.append(f"{counters.failed:,} failed")
+        if progress.left_s is not None:
+            words.append(f"about {wording.duration(progress.left_s)} left")
+        bar.advance(", ".join(words))
+
+    return watch
+
+
+def _compared_with_use(
+    screen: Screen, built: Bundle, path: str, *, exact: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Tell how a build fits a recording; returns that for `--json`, and why the build fails, None
+    where it does not.
+
+    Args:
+        screen: where it is told.
+        built: what was built.
+        path: the file of the recording.
+        exact: whether what was built and never used is a failure too.
+    """
+    with Bundle.load(path) as recording:
+        found = compare_with_use(built, recording)
+        unbuilt, unused = _rows(recording, found.unbuilt), _rows(built, found.unused)
+        for row in unbuilt[:_SHOWN]:
+            screen.complain(f"used and not built: {row['specialization']}")
+        if len(unbuilt) > _SHOWN:
+            screen.complain(f"used and not built: {len(unbuilt) - _SHOWN:,} more; --json lists all")
+        if unused:
+            screen.line(f"built and never used: {wording.count(len(unused), 'kernel')}")
+            screen.lines([f"  {row['specialization']}" for row in unused], _SHOWN)
+        facts = {
+            "recording": recording.digest,
+            "used": found.used,
+            "unbuilt": unbuilt,
+            "unused": unused,
+        }
+    problems, number = [], len(found.unbuilt)
+    if number:
+        problems.append(
+            f"{number:,} of {wording.count(found.used, 'kernel')} that {path} used"
+            f" {wording.plural(number, 'is')} not built"
+        )
+    if found.unused and exact:
+        problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")
+    return facts, "; ".join(problems) or None

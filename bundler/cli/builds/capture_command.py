@@ -28,6 +28,7 @@ from bundler.cli.command import (
     command,
     option,
     output_option,
+    read_by,
     repeated,
     targets_option,
 )
@@ -60,9 +61,8 @@ _SHOWN = 20
 _COUNTED = (("kernels", "kernel"), ("functions", "function"), ("launches", "launch"))
 
 
-def _properties(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, str | int]:
+def _properties(texts: tuple[str, ...]) -> dict[str, str | int]:
+    """Read what `--property` was given; raises `ConfigError`, `click.BadParameter`."""
     found: dict[str, str | int] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -71,10 +71,7 @@ def _properties(
                 f"{text!r}: expected NAME=VALUE, such as multi_processor_count=114"
             )
         found[name] = int(value) if value.isdecimal() else value
-    try:
-        device_of(Target("cuda", "90"), found)
-    except ConfigError as error:
-        raise click.BadParameter(error.message) from error
+    device_of(Target("cuda", "90"), found)  # raises for what is no property
     return found
 
 
@@ -93,7 +90,7 @@ def _properties(
     "--property NAME=VALUE",
     "properties",
     "What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
-    callback=_properties,
+    callback=read_by(_properties),
 )
 @option("--jobs N", "Compile N kernels at a time; without it, one a core.", type=click.IntRange(1))
 def capture(
@@ -286,16 +283,14 @@ def _tell_guesses(screen: Screen, guesses: Sequence[dict[str, Any]]) -> None:
     if guesses:
         screen.line(f"depends on data: {wording.count(len(guesses), 'line')}")
     for guess in guesses[:_SHOWN]:
+        called_from = guess["called_from"]
+        origin = f", called from {_short(called_from)}" if called_from else ""
         screen.line(
             f"  {_short(guess['file'])}:{guess['line']}: {guess['what']}, taken:"
-            f" {guess['taken']}{_origin(guess)}"
+            f" {guess['taken']}{origin}"
         )
     if len(guesses) > _SHOWN:
         screen.line(f"  and {len(guesses) - _SHOWN:,} more; --json has all")
-
-
-def _origin(guess: dict[str, Any]) -> str:
-    return f", called from {_short(guess['called_from'])}" if guess["called_from"] else ""
 
 
 def _short(path: str) -> str:

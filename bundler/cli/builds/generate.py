@@ -19,9 +19,8 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.builds.build import printing_aside
-from bundler.cli.bundles.program_lines import show_programs
 from bundler.cli.command import command, flag, option, repeated, targets_option
-from bundler.cli.pack import check_output, contents, save
+from bundler.cli.pack import check_output, contents, save, show_programs
 from bundler.cli.terminal import Screen
 from bundler.compile import module_import
 from bundler.config import without_registered_bundles
@@ -33,7 +32,6 @@ from bundler.toolchain.torch_memory import example_tensor, random_example
 
 if TYPE_CHECKING:
     from bundler.codegen.program import Program
-    from bundler.codegen.verification import Verification
 
 _INPUTS = "example_inputs"
 
@@ -107,7 +105,11 @@ def generate_command(
     }
     if program.verifier is not None and program.verifier.verification is not None:
         facts["verified"] = vars(program.verifier.verification)
-        _show_verification(screen, program.verifier.verification)
+        found = program.verifier.verification
+        beside = "eager torch and float64" if found.float64 else "eager torch"
+        screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
+        for unchecked, reason in found.unchecked.items():
+            screen.line(f"not compared: {unchecked}: {reason}")
     if output is not None:
         with aside, without_registered_bundles():
             bundle = program.build([str(target) for target in targets])
@@ -184,10 +186,3 @@ def _declared_inputs(module: Any, name: str) -> list[Any]:
             name=name,
         )
     return list(declared())
-
-
-def _show_verification(screen: Screen, found: Verification) -> None:
-    beside = "eager torch and float64" if found.float64 else "eager torch"
-    screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
-    for name, reason in found.unchecked.items():
-        screen.line(f"not compared: {name}: {reason}")

@@ -31,8 +31,6 @@ from bundler.format.bundle_file import cleaned_up, open_regular
 from bundler.format.source_stripping import Strip, strip_source
 
 if TYPE_CHECKING:
-    from bundler.format.bundle import Bundle
-    from bundler.lifecycle.lifecycle_reports import RecordReport
     from bundler.toolchain.recording.child_recording import ChildSpool
 
 NOTHING = (
@@ -45,6 +43,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _FROM_KERNEL = 0x80
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _FIRST_LINE_BYTES = 512
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 @command(
@@ -113,40 +112,28 @@ def _record(
         bundle, report = collect_spool(spool, keep)
         bundle = strip_source(bundle) if strip else bundle
         processes = len({event.pid for event in spool.events()})
-        _tell(screen, bundle, report, output, status=status, processes=processes)
+        # Said on standard error, since standard output is the program's.
+        people = dataclasses.replace(screen, out=screen.err)
+        people.reasons("left out", report.left_out)
+        if status:
+            screen.warn(f"the command ended with status {status}")
+        size = 0
+        if bundle.kernels:
+            size = save(screen, bundle, output)
+            people.done(
+                f"recorded {wording.count(len(bundle.kernels), 'kernel')} in"
+                f" {wording.count(processes, 'process')}: {wording.count(report.compiles, 'compile')},"
+                f" {wording.count(report.hits, 'hit')}; wrote {output}: {wording.size(size)},"
+                f" {bundle.digest}"
+            )
+        elif status:
+            screen.warn(NOTHING)
+        else:
+            raise RecordingError(NOTHING)
+        path = output if bundle.kernels else None
+        facts = {"path": path, "size_bytes": size, "status": status, "processes": processes}
+        screen.finish({**contents(bundle), **facts, **dataclasses.asdict(report)})
     return status
-
-
-def _tell(
-    screen: Screen,
-    bundle: Bundle,
-    report: RecordReport,
-    output: str,
-    *,
-    status: int,
-    processes: int,
-) -> None:
-    """Save what was recorded and say so: on standard error, since standard output is CMD's."""
-    people = dataclasses.replace(screen, out=screen.err)
-    people.reasons("left out", report.left_out)
-    if status:
-        screen.warn(f"the command ended with status {status}")
-    size = 0
-    if bundle.kernels:
-        size = save(screen, bundle, output)
-        people.done(
-            f"recorded {wording.count(len(bundle.kernels), 'kernel')} in"
-            f" {wording.count(processes, 'process')}: {wording.count(report.compiles, 'compile')},"
-            f" {wording.count(report.hits, 'hit')}; wrote {output}: {wording.size(size)},"
-            f" {bundle.digest}"
-        )
-    elif status:
-        screen.warn(NOTHING)
-    else:
-        raise RecordingError(NOTHING)
-    path = output if bundle.kernels else None
-    facts = {"path": path, "size_bytes": size, "status": status, "processes": processes}
-    screen.finish({**contents(bundle), **facts, **dataclasses.asdict(report)})
 
 
 def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -199,15 +186,11 @@ def _signals_held() -> Iterator[set[signal.Signals]]:
     From before the child exists until the bundle is written: none is lost, and none leaves half a
     bundle.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
     try:
         yield {signal.Signals(number) for number in before}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _passed_on() -> set[signal.Signals]:
-    return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 def _run(
@@ -234,7 +217,7 @@ def _run(
             ) from error
         raise _not_executable(command[0], error.strerror) from error
     while child.poll() is None:
-        received = signal.sigwaitinfo(_passed_on() | {signal.SIGCHLD})
+        received = signal.sigwaitinfo(_PASSED_ON | {signal.SIGCHLD})
         # A terminal sends its signals to the child as well; a second one would end its cleaning up.
         if received.si_signo != signal.SIGCHLD and received.si_code != _FROM_KERNEL:
             child.send_signal(received.si_signo)

@@ -74,19 +74,19 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
         else:
             rows.append((sign, entry, told))
     rows.sort(key=lambda row: ("+-~".index(row[0]), _cells(row[1])))
-    if rows:
-        screen.table(
-            CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows]
-        )
-        screen.line()
+    screen.listing(
+        CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows]
+    )
     listed: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
     words = dict(zip("+-~", listed, strict=True))
     for sign, entry, changes in rows:
         facts = wording.entry_facts(entry) | ({"changes": changes} if changes else {})
         if sign == "+" and entry_name(entry) in nearest_of:
             key, differences = nearest_of[entry_name(entry)]
-            parts = [asdict(one) | {"part": one.part} for one in differences]
-            facts |= {"nearest": key, "differences": parts}
+            facts |= {
+                "nearest": key,
+                "differences": [asdict(one) | {"part": one.part} for one in differences],
+            }
         listed[words[sign]].append(facts)
     counts = ", ".join(f"{len(entries):,} {word}" for word, entries in listed.items())
     screen.done(f"{counts}, {same:,} the same")
@@ -176,7 +176,10 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
         merged = _merged(opened, bundles)
         merged = bundler.strip_source(merged) if strip else merged
         size = save(screen, merged, output)
-        sources = [_source(path, bundle) for path, bundle in zip(bundles, opened, strict=True)]
+        sources = [
+            {"path": path, "digest": bundle.digest, "counts": counts(bundle)}
+            for path, bundle in zip(bundles, opened, strict=True)
+        ]
     show_contents(screen, merged)
     screen.reasons("left out", merged.left_out)
     screen.line(
@@ -207,7 +210,3 @@ def _merged(opened: Sequence[Bundle], paths: Sequence[str]) -> Bundle:
         if not clash:
             raise
         raise MergeConflict(f"{' and '.join(clash)}: {error.message}", bundles=digests) from error
-
-
-def _source(path: str, bundle: Bundle) -> dict[str, Any]:
-    return {"path": path, "digest": bundle.digest, "counts": counts(bundle)}

@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 
 from bundler.cli import wording
-from bundler.cli.bundles.selection import HELP, chosen_kernels
-from bundler.cli.command import command, flag, option
+from bundler.cli.command import KERNEL_HELP, chosen_kernels, command, flag, option
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
@@ -80,7 +79,7 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
     "extract model.tbundle --kernel 'add*' -o kernels",
 )
 @click.argument("bundle")
-@option("--kernel K", "wanted", HELP, required=True)
+@option("--kernel K", "wanted", KERNEL_HELP, required=True)
 @option(
     "-o", "--output DIR", "The directory to write into; made if it is not there.", required=True
 )

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands `inspect` and `verify`: what a bundle holds, and whether all of it is sound.
 
-What kernels take of a GPU is read from their binaries (`_show_resources`). `app.py` lists both;
+What kernels take of a GPU is read from their binaries (`_show_resources`); `find_leaks` says which
+paths, names of users and machines, and traces of source travel inside a bundle. `app.py` lists both;
 `verify --store` goes on in `store_upkeep.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections import Counter
-from collections.abc import Mapping
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -18,9 +21,6 @@ from msgspec.structs import asdict
 
 from bundler.cli import wording
 from bundler.cli.bundles.extraction import KINDS_SHOWN, show_text
-from bundler.cli.bundles.leak_search import find_leaks, show_leaks
-from bundler.cli.bundles.program_lines import show_programs
-from bundler.cli.bundles.selection import chosen_kernels, kernel_option, only_kernel
 from bundler.cli.bundles.signatures import (
     sigstore_asked,
     sigstore_options,
@@ -34,21 +34,33 @@ from bundler.cli.bundles.specializations import (
     told,
     types,
 )
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
-from bundler.cli.pack import count_files, counts
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    chosen_kernels,
+    command,
+    flag,
+    kernel_option,
+    only_kernel,
+    option,
+    repeated,
+)
+from bundler.cli.pack import count_files, counts, show_programs, tree_facts, tree_lines
 from bundler.cli.stores.store_options import STORE_METAVAR, one_given_or_set, only_one
 from bundler.cli.stores.store_upkeep import show_problems, verify_store
 from bundler.cli.terminal import Column, Row, Screen
-from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
+from bundler.format import wire
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular, os_errors
 from bundler.format.bundle_union import entry_name
 from bundler.format.container import HEADER
-from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
+from bundler.format.entries import Artifact, Kernel, Target, Toolchain, entry_artifacts, entry_kind
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
 from bundler.format.opaque_files import is_program_path, is_tree_path
+from bundler.format.sentinel import CACHE_DIR, TRITON_DIR
+from bundler.format.source_stripping import absolute_paths, source_traces, user_names, words_in
 from bundler.images.bundle_sources import open_bundle_file
 from bundler.lifecycle.binary_resources import BinaryResources, read_resources
 from bundler.runtime.program.program_summary import ProgramSummary, programs_of
@@ -240,8 +252,7 @@ def _show(
         table = [_row(kernel, cells) for kernel, cells in zip(facts["kernels"], rows, strict=True)]
         # What differs in nothing else has a column more.
         columns = (*KERNELS, OTHER) if any(cells.other for cells in rows) else KERNELS
-        screen.table(columns, [row[: len(columns)] for row in table])
-        screen.line()
+        screen.listing(columns, [row[: len(columns)] for row in table])
         _show_one_or_hint(screen, facts["kernels"], known)
     beside = [
         ("program" if is_program_path(file["path"]) else kind, file["path"], file["size_bytes"])
@@ -249,12 +260,10 @@ def _show(
         for file in facts[name]
         if whole and not is_tree_path(file["path"])
     ]
-    if beside:
-        screen.table(
-            (Column("beside them"), Column("path", folds=True), Column("size", True)),
-            [(kind, path, wording.size(size)) for kind, path, size in beside],
-        )
-        screen.line()
+    screen.listing(
+        (Column("beside them"), Column("path", folds=True), Column("size", True)),
+        [(kind, path, wording.size(size)) for kind, path, size in beside],
+    )
     show_programs(screen, programs or ())
     for line in tree_lines(bundle) if whole else []:
         screen.line(line)
@@ -492,10 +501,21 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
                 problem = error.message
                 problems.append(problem)
             rows.append(_resource_row(kernel, known))
-            facts.append(_resource_facts(kernel, known, problem))
+            resources = None
+            if known is not None:
+                resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
+            facts.append(
+                {
+                    **wording.kernel_facts(kernel),
+                    "warps": kernel.spec.num_warps,
+                    "dynamic_shared_bytes": kernel.spec.shared_bytes,
+                    "binary_bytes": kernel.binary.size,
+                    "resources": resources,
+                    "problem": problem,
+                }
+            )
+    screen.listing(_RESOURCES, rows)
     if kernels:
-        screen.table(_RESOURCES, rows)
-        screen.line()
         screen.line(
             "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static"
             " and dynamic; - is not known"
@@ -509,22 +529,6 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
     screen.done(wording.count(len(kernels), "kernel"))
     screen.finish({"path": source, "digest": bundle.digest, "kernels": facts})
     return PROBLEM if problems else FINE
-
-
-def _resource_facts(
-    kernel: Kernel, known: BinaryResources | None, problem: str | None
-) -> dict[str, Any]:
-    resources = None
-    if known is not None:
-        resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
-    return {
-        **wording.kernel_facts(kernel),
-        "warps": kernel.spec.num_warps,
-        "dynamic_shared_bytes": kernel.spec.shared_bytes,
-        "binary_bytes": kernel.binary.size,
-        "resources": resources,
-        "problem": problem,
-    }
 
 
 def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
@@ -546,3 +550,133 @@ def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
         wording.size(kernel.binary.size),
         wording.short_key(kernel.key),
     )
+
+
+_TITLES = {
+    "paths": "path that travels",
+    "users": "user",
+    "hosts": "machine",
+    "sources": "what tells of the source",
+}
+# What the rows of each table call what they list.
+_NAMES = {"paths": "path", "users": "name", "hosts": "name", "sources": "what"}
+# Names of users and machines that are no secret, and words of any text.
+_EVERYWHERE = {"root", "home", "user", "users", "localhost", "runner", "ubuntu", "admin", "test"}
+_SHORTEST_NAME = 3
+PLACES = {CACHE_DIR: "cache_dir", TRITON_DIR: "triton_dir"}
+_SAID = {
+    "cache_dir": "the cache directory, in {}: stored as a placeholder, does not travel",
+    "triton_dir": "Triton's install directory, in {}: stored as a placeholder, does not travel",
+}
+
+
+def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dict[str, Any]:
+    """Search the files and facts of these kernels, and with `whole` what is beside them.
+
+    Returns:
+        `paths`: for each path the number of files and, by kind of file, where; `users` and `hosts`:
+        the same for names of users, which paths tell, and of this user and machine; `sources`: for
+        what tells of the source; `placeholders`: for each place that is stored without its path, in
+        how many files.
+    """
+    kernels = list(kernels)
+    counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    placeholders: Counter[str] = Counter()
+    searched: dict[str, list[tuple[str, str]]] = {}
+    for kind, artifact in _artifacts(bundle, kernels, whole=whole):
+        placeholders.update({PLACES.get(span.place, "other") for span in artifact.spans})
+        if artifact.digest not in searched:
+            searched[artifact.digest] = _found(bundle.read(artifact))
+        for leak in searched[artifact.digest]:
+            counts[leak][kind] += 1
+    for kind, data in _beside_files(bundle, kernels, whole=whole):
+        for leak in _found(data):
+            counts[leak][kind] += 1
+    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in _TITLES}
+    ordered = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
+    for (table, what), where in ordered:
+        row = {_NAMES[table]: what, "files": where.total(), "in": dict(where.most_common())}
+        rows[table].append(row)
+    return {**rows, "placeholders": dict(sorted(placeholders.items()))}
+
+
+def _found(data: bytes) -> list[tuple[str, str]]:
+    """Return (table, what) of each leak in a file."""
+    paths = absolute_paths(data)
+    me, host = _names_here()
+    return [
+        *(("paths", path) for path in paths),
+        *(("users", name) for name in user_names(paths) | words_in(data, me)),
+        *(("hosts", name) for name in words_in(data, host)),
+        *(("sources", what) for what in source_traces(data)),
+    ]
+
+
+@functools.cache
+def _names_here() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of this user and of this machine, where they are not words that stand
+    everywhere.
+    """
+    user, host = os.path.basename(os.path.expanduser("~")), socket.gethostname().partition(".")[0]
+    mine, its = (
+        (name,) if len(name) >= _SHORTEST_NAME and name not in _EVERYWHERE else ()
+        for name in (user, host)
+    )
+    return mine, its
+
+
+def _artifacts(
+    bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool
+) -> Iterator[tuple[str, Artifact]]:
+    for kernel in kernels:
+        yield from ((artifact.kind, artifact) for artifact in kernel.artifacts)
+    if whole:
+        for entry in bundle.content.entries:
+            if not isinstance(entry, Kernel):
+                yield entry_kind(entry), entry.artifact
+
+
+def _beside_files(
+    bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool
+) -> Iterator[tuple[str, bytes]]:
+    """Yield what of a bundle is in no file: launch facts, key parts, tuning records, and what was
+    observed.
+    """
+    for kernel in kernels:
+        for kind, data in (("launch facts", kernel.facts_bytes), ("key parts", kernel.parts_bytes)):
+            if data is not None:
+                yield kind, data
+    if whole:
+        yield from (
+            ("tuning record", wire.pack(record.to_wire())) for record in bundle.tuning_records
+        )
+        yield "observations", bundle.observed.encode()
+
+
+def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
+    """Print what travels, the most frequent first, and what became of the places that we know."""
+    screen.line()
+    for table, title in _TITLES.items():
+        screen.listing(
+            (Column(title, folds=True), Column("files", True), Column("where", folds=True)),
+            [
+                (
+                    leak[_NAMES[table]],
+                    f"{leak['files']:,}",
+                    ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()),
+                )
+                for leak in leaks[table]
+            ],
+        )
+    for place, number in leaks["placeholders"].items():
+        if place in _SAID:
+            screen.line(_SAID[place].format(wording.count(number, "file")))
+    if any(leaks[table] for table in _TITLES):
+        screen.done(
+            f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B"
+            " --strip source -o C` leaves them out, with the texts and debug information"
+        )
+    else:
+        screen.done(
+            "no absolute path was found, nor anything that tells of users, machines or source"
+        )

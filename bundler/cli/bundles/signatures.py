@@ -133,9 +133,7 @@ def listed(screen: Screen, folder: str | None) -> None:
     """List the trusted keys, and what each may vouch for."""
     place = _folder(folder)
     keys = TrustedKeys.load(place).by_name
-    if keys:
-        screen.table(COLUMNS, [_row(name, one) for name, one in keys.items()])
-        screen.line()
+    screen.listing(COLUMNS, [_row(name, one) for name, one in keys.items()])
     screen.done(f"{wording.count(len(keys), 'trusted key')} in {place}")
     screen.finish({"keys": place, "trusted": [_told(name, one) for name, one in keys.items()]})
 

@@ -115,7 +115,12 @@ def prune(
         screen.progress(f"pruning {store.name}", counted=True) as bar,
     ):
         report = store.prune(max_bytes, older_than, dry_run, grace_s=grace, watch=bar.reach)
-    _show_prune(screen, report, dry_run=dry_run)
+    number, size = wording.count(len(report.removed), "object"), wording.size(report.removed_bytes)
+    what = f"{number}, {size}" if report.removed else "nothing"
+    screen.line(f"{'would keep' if dry_run else 'kept'} {wording.size(report.kept_bytes)}")
+    for held in report.held:
+        screen.line(f"  {_why(held.by, report.grace_s)} {_amount(held)}")
+    screen.done(f"would remove {what}" if dry_run else f"removed {what}")
     status = _limit(screen, report, max_bytes)
     for tag, reason in report.unfollowed:
         screen.complain(
@@ -123,15 +128,6 @@ def prune(
         )
     screen.finish({"store": store.name, "dry_run": dry_run, **asdict(report)})
     return PROBLEM if report.unfollowed else status
-
-
-def _show_prune(screen: Screen, report: PruneReport, *, dry_run: bool) -> None:
-    number, size = wording.count(len(report.removed), "object"), wording.size(report.removed_bytes)
-    what = f"{number}, {size}" if report.removed else "nothing"
-    screen.line(f"{'would keep' if dry_run else 'kept'} {wording.size(report.kept_bytes)}")
-    for held in report.held:
-        screen.line(f"  {_why(held.by, report.grace_s)} {_amount(held)}")
-    screen.done(f"would remove {what}" if dry_run else f"removed {what}")
 
 
 def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `top`: a live view of stores and of processes that show metrics.
 
-`app.py` lists it. `open_source` is what is watched, a store or an endpoint of metrics, each asked
+`app.py` lists it. What is watched is a store (`StoreSource`) or an endpoint of metrics, each asked
 now and then for a `SourceStatus`. What is dear is asked for seldom: no question takes more than
 about a twentieth of the time. Of metrics nothing but the text format of Prometheus is understood
 (`read_metrics`), and no library of it is needed.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import http.client
 import math
 import os
@@ -108,12 +109,14 @@ def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> i
 def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[SourceStatus]]]:
     """Open the sources; yields what looks at all of them, several at a time."""
     with contextlib.ExitStack() as stack:
-        sources: list[MetricsSource | StoreSource] = []
+        looks: list[Callable[[], SourceStatus]] = []
         for url in urls:
-            sources.append(open_source(url))
-            stack.callback(sources[-1].close)
+            if is_endpoint(url):
+                looks.append(functools.partial(_look_at_endpoint, url))
+            else:
+                looks.append(stack.enter_context(contextlib.closing(StoreSource(url))).look)
         threads = stack.enter_context(ThreadPoolExecutor(_AT_ONCE))
-        yield lambda: list(threads.map(lambda source: source.look(), sources))
+        yield lambda: list(threads.map(lambda look: look(), looks))
 
 
 def _watch(screen: Screen, look: Callable[[], list[SourceStatus]], interval: float) -> None:
@@ -141,7 +144,10 @@ def _view(
         elif status.kind == "metrics":
             processes.append(_process_row(status, last, seconds))
         else:
-            stores.append(_store_row(status))
+            names = ("units", "records", "tags", "failures")
+            counts = [f"{status.numbers[name]:,.0f}" for name in names]
+            size = wording.size(int(status.numbers["bytes"]))
+            stores.append([status.url, size, *counts, str(len(status.leases))])
             for lease in status.leases:
                 left = wording.duration(lease.left_s) if lease.left_s is not None else ""
                 leases.append([kernel_of(lease), lease.holder, left, status.url])
@@ -186,12 +192,6 @@ def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> li
         wording.size(int(numbers["bytes_fetched"])),
         ", ".join(status.breakers),
     ]
-
-
-def _store_row(status: SourceStatus) -> list[str]:
-    counts = [f"{status.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
-    size = wording.size(int(status.numbers["bytes"]))
-    return [status.url, size, *counts, str(len(status.leases))]
 
 
 def _lines(status: SourceStatus) -> Iterator[str]:
@@ -253,29 +253,18 @@ class _CachedAnswer(Generic[T]):
         return self._answer[0]
 
 
-class MetricsSource:
-    """An endpoint of metrics."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._shown = url, masked(url)
-
-    def look(self) -> SourceStatus:
-        """Ask for its numbers."""
-        try:
-            samples = read_metrics(self._url)
-        except BundlerError as error:
-            return _unseen(self._shown, "metrics", error)
-        breakers = sorted(
-            dict(labels).get("tier", "")
-            for (name, labels), value in samples.items()
-            if name == f"{_PREFIX}breaker_state" and value
-        )
-        return SourceStatus(
-            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(breakers)
-        )
-
-    def close(self) -> None:
-        """Nothing is held."""
+def _look_at_endpoint(url: str) -> SourceStatus:
+    """Ask an endpoint of metrics for its numbers."""
+    try:
+        samples = read_metrics(url)
+    except BundlerError as error:
+        return _unseen(masked(url), "metrics", error)
+    breakers = sorted(
+        dict(labels).get("tier", "")
+        for (name, labels), value in samples.items()
+        if name == f"{_PREFIX}breaker_state" and value
+    )
+    return SourceStatus(masked(url), "metrics", numbers=_numbers(samples), breakers=tuple(breakers))
 
 
 class StoreSource:
@@ -312,11 +301,6 @@ class StoreSource:
             ours = f"{LEASES}/"
             held = [one for one in leases if one.key.startswith(ours) or not one.key]
         return sorted(held, key=lambda lease: lease.key)[:MOST_LEASES]
-
-
-def open_source(url: str) -> MetricsSource | StoreSource:
-    """Return what a URL names; raises as opening a store does."""
-    return MetricsSource(url) if is_endpoint(url) else StoreSource(url)
 
 
 def kernel_of(lease: HeldLease) -> str:
@@ -394,7 +378,7 @@ def parsed(text: str) -> _Samples:
             continue
         if math.isfinite(value):
             pairs = _LABEL.finditer(match["labels"] or "")
-            labels = {one["name"]: _unescaped(one["value"]) for one in pairs}
+            labels = {one["name"]: _ESCAPED.sub(_meant, one["value"]) for one in pairs}
             found[match["name"], tuple(sorted(labels.items()))] = value
     return found
 
@@ -406,5 +390,5 @@ def total(samples: Mapping[tuple[str, Labels], float], name: str, **labels: str)
     return sum(value for (_, own), value in held if wanted <= dict(own).items())
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
+def _meant(escaped: re.Match[str]) -> str:
+    return "\n" if escaped[1] == "n" else escaped[1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `push`, `pull` and `tags`: bundles to a store, from it, and what they are called
-there.
+"""The commands `push`, `pull`, `tags` and `sync`: bundles to a store, from it, what they are called
+there, and from one store to another.
 
 `app.py` lists them.
 """
@@ -19,17 +19,18 @@ from bundler.cli.command import (
     flag,
     option,
     output_option,
+    repeated,
     signing_key_option,
 )
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
-from bundler.cli.stores.store_options import existing_store, open_stores, store_option
+from bundler.cli.stores.store_options import as_url, existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
 from bundler.images.bundle_sources import open_bundle
-from bundler.lifecycle.machine_store import Store
 from bundler.store.bundle_store import MODES, PushMode
 from bundler.store.references import unknown_tag
-from bundler.store.store_reports import PushReport, TagInfo
+from bundler.store.store_reports import PushReport, SyncReport, TagInfo
 
+TAGS_SHOWN = 20
 TAGS = (
     Column("tag", shrinks=True),
     Column("kernels", True),
@@ -138,12 +139,13 @@ def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """
     with existing_store(*urls) as store:
         if delete is not None:
-            _delete(screen, store, delete)
+            if not store.delete_tag(delete):
+                raise unknown_tag(store.name, delete, store.near_tags(delete))
+            screen.done(f"deleted tag {delete}; what it named stays until prune")
+            screen.finish({"store": store.name, "deleted": delete})
             return FINE
         found = store.tags()
-        if found:
-            screen.table(TAGS, [_row(tag) for tag in found])
-            screen.line()
+        screen.listing(TAGS, list(map(_row, found)))
         problems = [(tag.name, tag.problem) for tag in found if tag.problem is not None]
         for name, problem in problems:
             screen.complain(f"tag {name}: {problem}")
@@ -164,8 +166,73 @@ def _row(tag: TagInfo) -> tuple[str, ...]:
     )
 
 
-def _delete(screen: Screen, store: Store, tag: str) -> None:
-    if not store.delete_tag(tag):
-        raise unknown_tag(store.name, tag, store.near_tags(tag))
-    screen.done(f"deleted tag {tag}; what it named stays until prune")
-    screen.finish({"store": store.name, "deleted": tag})
+@command(
+    "Bring one store to what another one has.",
+    "sync redis://host:6379 file:///var/cache/kernels --dry-run",
+    "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
+)
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@repeated("--tags GLOB", "globs", "Only tags that match; repeat it for more. Without it, all.")
+@flag(
+    "--delete-tags", "Remove tags of DST that SRC does not have; what they named stays until prune."
+)
+@flag("--dry-run", "Change nothing, only say what would be.")
+def sync(
+    screen: Screen,
+    source: str,
+    target: str,
+    globs: tuple[str, ...],
+    *,
+    delete_tags: bool,
+    dry_run: bool,
+) -> int:
+    """Bring the store DST to what the tags of the store SRC name; only what is missing there is
+    moved, with what is signed of it.
+
+    A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be
+    mirrored: it stays in DST as it was.
+    """
+    with (
+        existing_store(as_url(source), read_only=True) as held,
+        open_stores(as_url(target)) as mirrored,
+    ):
+        with screen.progress(f"mirroring {held.name}", counted=True) as bar:
+            report = held.sync_to(
+                mirrored, globs, dry_run=dry_run, delete_tags=delete_tags, watch=bar.reach
+            )
+        _show_sync(screen, report, dry_run=dry_run)
+        for tag, reason in report.failed:
+            screen.complain(f"tag {tag}: {reason}")
+        done = len(report.moved) + len(report.kept)
+        verb = "would be" if dry_run else wording.plural(done, "is")
+        screen.done(
+            f"{wording.count(done, 'tag')} of {mirrored.name} {verb} as in {held.name}"
+            f" ({wording.duration(report.seconds)})"
+        )
+        names = {"source": held.name, "target": mirrored.name}
+        told = {"dry_run": dry_run, "ok": not report.failed, **asdict(report)}
+        screen.finish(names | told)
+    return PROBLEM if report.failed else FINE
+
+
+def _show_sync(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
+    size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
+    units = wording.count(report.units_moved, "unit")
+    moved = f"nothing, all of it {'is' if dry_run else 'was'} there"
+    if report.moved:
+        moved = f"{_tags_listed(report.moved)}: {units}{size}"
+    screen.facts(
+        [
+            ("would move" if dry_run else "moved", moved),
+            ("would keep" if dry_run else "kept", _tags_listed(report.kept)),
+            ("would delete" if dry_run else "deleted", _tags_listed(report.deleted)),
+            ("present", wording.some(report.units_present, "unit") if report.moved else ""),
+        ]
+    )
+
+
+def _tags_listed(tags: tuple[str, ...]) -> str:
+    """Return tags in a line; of many the first."""
+    more = f" and {len(tags) - TAGS_SHOWN} more" if len(tags) > TAGS_SHOWN else ""
+    return ", ".join(tags[:TAGS_SHOWN]) + more

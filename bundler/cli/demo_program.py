@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second process of the demo: compiles the same kernels again and counts hits, without
-importing this package.  `demo.py` runs it by path.
+"""The two processes of the demo: the first compiles the kernels under a recording and saves the
+bundle, the second compiles them again and counts hits.  `demo.py` runs it by path.
 
-    python demo_check.py OUTPUT KERNELS TARGET...
+    python demo_program.py record|check OUTPUT KERNELS TARGET...
 
-It imports nothing of `bundler`: Triton's own listener tells which kernels were hits and which were
-compiled.
+The second imports nothing of `bundler`: Triton's own listener tells which kernels were hits and
+which were compiled.  Both print a line for each kernel, so that the demo can show its progress.
 """
 
 from __future__ import annotations
@@ -28,6 +28,26 @@ def load(path: str) -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def record(output: str, kernels_path: str, targets: list[str]) -> None:
+    """Compile every kernel for every target while recording, and save what was recorded."""
+    # At the end of the path, not in PYTHONPATH: the folder may hold other modules too.
+    sys.path.append(str(Path(__file__).absolute().parents[2]))
+    import bundler
+
+    kernels = load(kernels_path)
+    before = kernels.triton.knobs.compilation.listener
+
+    def tell(*arguments: Any, **facts: Any) -> None:
+        print(facts["metadata"]["name"], flush=True)
+        if before is not None:
+            before(*arguments, **facts)
+
+    kernels.triton.knobs.compilation.listener = tell
+    with bundler.recording() as recording:
+        kernels.compile_all(targets)
+        recording.collect().save(output)
 
 
 def check(output: str, kernels_path: str, targets: list[str]) -> None:
@@ -54,4 +74,5 @@ def check(output: str, kernels_path: str, targets: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    check(sys.argv[1], sys.argv[2], sys.argv[3:])
+    step = record if sys.argv[1] == "record" else check
+    step(sys.argv[2], sys.argv[3], sys.argv[4:])

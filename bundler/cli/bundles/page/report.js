@@ -1,5 +1,5 @@
 "use strict";
-// What the page shows is in the page: facts as JSON, texts of kernels as shared lines and runs of them (text_archive.py).  Everything of a
+// What the page shows is in the page: facts as JSON, texts of kernels as shared lines and runs of them (TextArchive of report_page.py).  Everything of a
 // bundle goes into the document as text, never as markup.
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const kernels = new Map(facts.kernels.map((one) => [one.key, one]));
