@@ -4,7 +4,7 @@
 
 What goes and what stays is in docs/trust.md ("Without source").  `pack` and `collect` strip with
 `strip="source"`, as do `merge`, `pack` and `run` of the command line, which searches the files of a
-bundle, too (`bundler/cli/bundles/leak_search.py`), so that nobody ships the name of a home directory
+bundle, too (`bundler/cli/bundles/inspection.py`), so that nobody ships the name of a home directory
 without knowing it.
 """
 
