@@ -69,3 +69,13 @@ class NotThere(BackendError):
 
 class WrongBytes(BackendError):
     """What came from a registry has another digest or size than what was asked for."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra: from a checkout, since the package is on no index
+    yet.
+    """
+    return (
+        f"pip install '.[{extra}]' in a checkout (pip install 'triton-bundler[{extra}]' once it is"
+        " on an index)"
+    )

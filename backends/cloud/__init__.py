@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bundler.backends.backend_errors import MissingExtra
+from bundler.backends.backend_errors import MissingExtra, install
 from bundler.backends.cloud.cloud_urls import SCHEMES, CloudSettings, parse_url, shown_url
-from bundler.backends.extras import install
 
 if TYPE_CHECKING:
     from bundler.backends.cloud.cloud_backend import CloudBackend

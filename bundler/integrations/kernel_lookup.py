@@ -87,7 +87,7 @@ class BundleKernels:
         lines.
         """
         if self._moved is None:
-            from bundler.store.moved_index import moved_keys
+            from bundler.store.kernel_index import moved_keys
 
             self._moved = moved_keys(self.bundle.kernels)
         key = self._moved.get(moved)

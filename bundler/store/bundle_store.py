@@ -34,12 +34,10 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.package_loggers import logger
 from bundler.store import store_layout
-from bundler.store.blob_source import BundleUnits, StoreBlobs, unit_batches
+from bundler.store.blob_source import BundleUnits, StoreBlobs, UsageMarks, unit_batches
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
-from bundler.store.maintenance import Maintenance
-from bundler.store.prune_choice import GRACE_S, PruneRequest
-from bundler.store.references import References
+from bundler.store.maintenance import GRACE_S, Maintenance
 from bundler.store.store_failures import DAMAGED, checked, store_errors
 from bundler.store.store_layout import BATCH_BYTES, Hint, Unit
 from bundler.store.store_reports import (
@@ -51,8 +49,13 @@ from bundler.store.store_reports import (
     VerifyReport,
 )
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
-from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
-from bundler.store.usage_marks import UsageMarks
+from bundler.store.stored_manifests import (
+    References,
+    current_manifest,
+    read_manifest,
+    seen_too,
+    without,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -286,7 +289,7 @@ class BundleStore:
                 are misses until the next push.
         """
         return self._maintenance.prune(
-            PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch
+            max_bytes, older_than_s, grace_s, dry_run=dry_run, watch=watch
         )
 
     def close(self) -> None:

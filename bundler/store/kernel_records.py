@@ -55,8 +55,14 @@ from bundler.store.blob_source import (
     unit_bounds,
 )
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.kernel_index import FILES_INDEX, INDEX, Indexed, KernelIndex, index_key
-from bundler.store.moved_index import MovedIndex
+from bundler.store.kernel_index import (
+    FILES_INDEX,
+    INDEX,
+    Indexed,
+    KernelIndex,
+    MovedIndex,
+    index_key,
+)
 from bundler.store.store_failures import DAMAGED, checked, store_errors
 from bundler.user_warnings import warn
 

@@ -8,14 +8,15 @@ reaches.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Stat
-from bundler.errors import AccessDenied, BundlerError, FormatError, NotFound
+from bundler.errors import AccessDenied, BundlerError, ConfigError, FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -28,20 +29,36 @@ from bundler.store.kernel_index import (
     INDEX,
     BundlePlace,
     KernelIndex,
+    decode_kernel,
     decode_place,
     index_key,
+    moved_entry,
+    moved_keys,
     names_in,
 )
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
-from bundler.store.moved_index import decode_kernel, moved_entry, moved_keys
-from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
-from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
+from bundler.store.store_reports import (
+    AGE,
+    GRACE,
+    ROOM,
+    TAGS,
+    UNREAD_TAGS,
+    USE,
+    Held,
+    PruneReport,
+    StoreStats,
+    TagInfo,
+    VerifyReport,
+)
 from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 MOVED = store_layout.MOVED
+# For so long a prune removes nothing: another process may have found an object present, and be
+# about to name it in a manifest.
+GRACE_S = 24 * 3600.0
 # Every kind of object; manifests and records, which name units, come before the units, and so do
 # dictionaries.
 KINDS = (
@@ -225,11 +242,19 @@ class Maintenance:
         return unread
 
     def prune(
-        self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None
+        self,
+        max_bytes: int | None,
+        older_than_s: float | None,
+        grace_s: float,
+        *,
+        dry_run: bool,
+        watch: Watch | None = None,
     ) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is
         told how many of how many are gone.
         """
+        if not 0 <= grace_s < math.inf:
+            raise ConfigError(f"grace_s={grace_s!r}: expected seconds, 0 or more", got=grace_s)
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
                 f"{self._name}: it is only read here, so nothing can be removed; prune it where it"
@@ -258,30 +283,33 @@ class Maintenance:
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
-        gone = {stat.key for stat in choice.removed}
+        before_s = now_s - grace_s
+        least_s = None if older_than_s is None else now_s - older_than_s
+        chosen, groups = _choose(tagged, loose, used_s, before_s, least_s, max_bytes)
+        if unfollowed:
+            chosen, groups = [], [(TAGS, tagged), (UNREAD_TAGS, loose)]
+        gone = {stat.key for stat in chosen}
         if not dry_run:
-            gone = self._remove(
-                [stat.key for stat in choice.removed],
-                needed,
-                now_s - request.grace_s,
-                watch or _nobody,
-            )
+            keys = [stat.key for stat in chosen]
+            gone = self._remove(keys, needed, before_s, watch or _nobody)
             if any(_is_entry(key) for key in gone) and self._backend.writable:
                 with contextlib.suppress(AccessDenied):  # a push may have relied on them meanwhile
                     self._mend(self._reached())
-        removed = [stat for stat in choice.removed if stat.key in gone]
-        kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
+        removed = [stat for stat in chosen if stat.key in gone]
+        kept_bytes = _bytes(everything) - _bytes(removed)
+        # What was to go and is still there was used while this ran.
+        groups.append((USE, [stat for stat in chosen if stat.key not in gone]))
+        held = tuple(Held(by, len(stats), _bytes(stats)) for by, stats in groups if stats)
         return PruneReport(
             tuple(stat.key for stat in removed),
             _bytes(removed),
             kept_bytes,
             _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes),
+            0 if max_bytes is None else max(0, kept_bytes - max_bytes),
             unfollowed,
             held,
-            request.grace_s,
+            grace_s,
         )
 
     def _remove(
@@ -623,5 +651,37 @@ def _called(key: str) -> str:
     )
 
 
-def _bytes(stats: list[Stat]) -> int:
+def _bytes(stats: Iterable[Stat]) -> int:
     return sum(stat.size_bytes for stat in stats)
+
+
+def _choose(
+    reached: Sequence[Stat],
+    loose: Sequence[Stat],
+    used_s: Mapping[str, float],
+    before_s: float,
+    least_s: float | None,
+    max_bytes: int | None,
+) -> tuple[list[Stat], list[tuple[str, Sequence[Stat]]]]:
+    """Return what a prune is going to remove, oldest first, and by what each of the others is held.
+
+    Args:
+        reached: objects that tags reach.
+        loose: the others, in the order in which they are to be removed.
+        used_s: when each of these was used last.
+        before_s: what was used later is left.
+        least_s: as well, where only objects of some age are asked for.
+        max_bytes: as of `Store.prune`.
+    """
+    young = [stat for stat in loose if used_s[stat.key] > before_s]
+    old = [stat for stat in loose if used_s[stat.key] <= before_s]
+    aged = len(old) if least_s is None else sum(used_s[stat.key] < least_s for stat in old)
+    removed: list[Stat] = []
+    kept_bytes = _bytes([*reached, *loose])
+    for stat in old[:aged]:
+        if max_bytes is not None and kept_bytes <= max_bytes:
+            break
+        removed.append(stat)
+        kept_bytes -= stat.size_bytes
+    groups = [(TAGS, reached), (GRACE, young), (AGE, old[aged:]), (ROOM, old[len(removed) : aged])]
+    return removed, groups

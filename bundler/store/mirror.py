@@ -36,11 +36,10 @@ from bundler.store.blob_source import unit_batches
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
-from bundler.store.references import did_you_mean
 from bundler.store.store_failures import store_errors
 from bundler.store.store_reports import SyncReport
 from bundler.store.store_signatures import check_envelope, envelope_keys, envelopes_in
-from bundler.store.stored_manifests import read_manifest
+from bundler.store.stored_manifests import did_you_mean, read_manifest
 from bundler.trust.envelope import Envelope
 from bundler.trust.statements import TagStatement
 

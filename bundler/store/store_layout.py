@@ -11,7 +11,7 @@ each value is encoded.
     v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
     v1/k/<kernel key>   a kernel that was published by itself (kernel_records.py)
     v1/b/<kernel key>   which bundle has that kernel (kernel_index.py), and v1/b/f/<64 hex>, which has that single file
-    v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (moved_index.py)
+    v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (kernel_index.py)
 
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it

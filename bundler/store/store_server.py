@@ -11,10 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Self
 
-from bundler.backends.peers.peer_requests import ServingBounds
-from bundler.backends.peers.peer_server import PeerServer
-from bundler.backends.peers.served_objects import ServedKeys, ServedObjects
-from bundler.backends.peers.serving_tally import ServingTally
+from bundler.backends.peers.peer_server import PeerServer, ServingBounds
+from bundler.backends.peers.served_objects import ServedKeys, ServedObjects, ServingTally
 from bundler.backends.port import Backend
 from bundler.errors import ConfigError
 from bundler.fork_safety import after_fork

@@ -16,14 +16,12 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlspl
 
 from bundler import observers
 from bundler.backends import cloud, oci, peers, redis
-from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
+from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, ReadOnly, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.port import Backend
-from bundler.backends.single_tier import Rules, Tier
-from bundler.backends.tiers import Tiers, WhenDown
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import Rules, Tier, Tiers, WhenDown
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.package_loggers import logger
 from bundler.store.store_failures import named_once, store_errors

@@ -27,13 +27,12 @@ from bundler.backends.backend_errors import (
 )
 from bundler.backends.redis import (
     RedisBackend,
-    reply_errors,
-    reply_parser,
+    replies,
     server_connections,
     server_exchange,
 )
 from bundler.backends.redis.url_settings import parse
-from bundler.backends.testing.contract_hooks import in_threads
+from bundler.backends.testing.backend_contract import in_threads
 
 pytestmark = pytest.mark.serial
 # A machine that does other things too is late by this much at most; far less than redis-py's own
@@ -108,7 +107,7 @@ def test_every_timeout_and_retry_is_set():
         "password": "p",
         "db": 2,
         "protocol": 2,
-        "parser_class": reply_parser.ReplyParser,
+        "parser_class": replies.ReplyParser,
         "socket_timeout": 3.0,
         "socket_connect_timeout": 2.0,
         "socket_read_size": 65536,
@@ -206,7 +205,7 @@ def test_every_error_of_redis_py_has_a_meaning():
         for name, cls in vars(redis.exceptions).items()
         if isinstance(cls, type) and issubclass(cls, Exception)
     }
-    assert theirs - reply_errors._MEANINGS.keys() - set(UNAVAILABLE) == set()
+    assert theirs - replies._MEANINGS.keys() - set(UNAVAILABLE) == set()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ def test_every_error_of_redis_py_has_a_meaning():
 )
 def test_errors_mean_one_of_four_things(error, kind):
     """Full, denied, late or unavailable; the message names the server."""
-    found = reply_errors.meaning(error, "redis://h:1/")
+    found = replies.meaning(error, "redis://h:1/")
     assert type(found) is kind
     assert str(found).startswith("redis://h:1/: ")
 

@@ -300,7 +300,7 @@ def test_a_store_without_leases_is_done_without():
     """Where nobody can be told to wait, each compiles, and the first result is still
     everybody's.
     """
-    from bundler.backends.wrapped_store import ReadOnly
+    from bundler.backends.breaker import ReadOnly
 
     class Plain(ReadOnly):
         def put(self, items):

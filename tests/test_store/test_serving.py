@@ -17,7 +17,7 @@ from waiting import until
 
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.peers import object_frames
-from bundler.backends.peers.peer_requests import ServingBounds
+from bundler.backends.peers.peer_server import ServingBounds
 from bundler.backends.peers.timed_socket import TimedSocket
 from bundler.errors import ConfigError
 from bundler.store.store_server import StoreServer

@@ -16,7 +16,7 @@ from bundler.cli import wording
 from bundler.cli.command import option
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Kernel
-from bundler.store.references import did_you_mean
+from bundler.store.stored_manifests import did_you_mean
 
 T = TypeVar("T")
 NAMED = 6
