@@ -32,7 +32,9 @@ from bundler.backends.backend_errors import (
     BackendTimeout,
     BackendUnavailable,
 )
-from bundler.backends.port import Backend, HeldLease, Lease, OwnLock, Stat
+from bundler.backends.port import Backend, HeldLease, Lease, OwnLock, Stat, Unchangeable
+
+T = TypeVar("T")
 
 
 class Wrapped(Backend):
@@ -116,36 +118,16 @@ class Wrapped(Backend):
         return f"<{type(self).__name__} {self.inner!r}>"
 
 
-class ReadOnly(Wrapped):
+class ReadOnly(Unchangeable, Wrapped):
     """Another byte store, of which every change is denied; marking objects as used does nothing."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self.writable = self.asks_peers = False
 
-    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
-        raise self._denied()
-
-    def delete(
-        self, keys: Collection[str], unmodified_since_s: float | None = None
-    ) -> frozenset[str]:
-        raise self._denied()
-
-    def touch(self, keys: Collection[str]) -> None:
-        """Leave it as it is; see `Backend`."""
-
-    def claim(self, keys: Collection[str]) -> frozenset[str]:
-        return self.exists(keys)
-
-    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        raise self._denied()
-
-    @staticmethod
-    def _denied() -> BackendDenied:
+    def _denied(self) -> BackendDenied:
         return BackendDenied("it was opened for reading only")
 
-
-T = TypeVar("T")
 
 # One failure may be a lost packet; three in a row are a server that is gone.
 FAILURES_IN_A_ROW = 3

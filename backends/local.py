@@ -26,8 +26,6 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
 
 from bundler.backends import file_steps, refs
 from bundler.backends.backend_errors import BackendError, BackendFull
@@ -42,10 +40,6 @@ from bundler.backends.port import (
     in_prefix,
     new_token,
 )
-
-if TYPE_CHECKING:
-    import filelock
-
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes
 # on without us.
@@ -364,38 +358,41 @@ def take(
     """Take the lease at `path`, which people call `key`; None while another holds it, or while its
     file is busy.
     """
-    import filelock
-
     token = new_token(key)
-    try:
-        with _lock(path, permissions):
-            holder = _holder(path)
-            if holder is not None and holder[1] > time.time():
-                return None
-            _write(path, token, ttl_s, permissions)
-    except filelock.Timeout:
+    if not _replaced(path, None, token, ttl_s, permissions):
         return None
-    return Lease(partial(_change, path, token, permissions))
+
+    def change(ttl_s: float | None) -> bool:
+        with file_steps.errors_by_meaning(path, "change"):
+            return _replaced(path, token, token, ttl_s, permissions)
+
+    return Lease(change)
 
 
-def _change(
-    path: str, token: str, permissions: file_steps.Permissions, ttl_s: float | None
+def _replaced(
+    path: str,
+    owner: str | None,
+    token: str,
+    ttl_s: float | None,
+    permissions: file_steps.Permissions,
 ) -> bool:
+    """Write a lease, or remove it for a `ttl_s` of None, if `owner` holds it, None for nobody;
+    False when it is not, or its file is busy.
+    """
     import filelock
 
-    with file_steps.errors_by_meaning(path, "change"):
-        try:
-            with _lock(path, permissions):
-                holder = _holder(path)
-                if holder is None or holder[0] != token or holder[1] <= time.time():
-                    return False
-                if ttl_s is None:
-                    file_steps.remove(path)
-                else:
-                    _write(path, token, ttl_s, permissions)
-                return True
-        except filelock.Timeout:
-            return False
+    try:
+        with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file):
+            holder = _holder(path)
+            if (holder and holder[0]) != owner:
+                return False
+            if ttl_s is None:
+                file_steps.remove(path)
+            else:
+                _write(path, token, ttl_s, permissions)
+            return True
+    except filelock.Timeout:
+        return False
 
 
 def held(folder: str) -> Iterator[HeldLease]:
@@ -405,30 +402,25 @@ def held(folder: str) -> Iterator[HeldLease]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in itertools.islice(found, _MOST_LISTED):
             holder = None if entry.name.endswith((".lock", ".new")) else _holder(entry.path)
-            if holder is not None and holder[1] > time.time():
-                yield held_lease(holder[0], holder[1] - time.time())
-
-
-def _lock(path: str, permissions: file_steps.Permissions) -> filelock.BaseFileLock:
-    import filelock
-
-    return filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file)
+            if holder is not None:
+                yield held_lease(*holder)
 
 
 def _holder(path: str) -> tuple[str, float] | None:
+    """Return the token of who holds a lease, and for how long; None where nobody does."""
     data = file_steps.read(path, _LEASE_BYTES)
     token, _, expiry = (data or b"").decode("ascii", "replace").partition(" ")
     try:
-        return token, float(expiry)
+        left_s = float(expiry) - time.time()
     except ValueError:
         return None  # empty or damaged: nobody holds it
+    return (token, left_s) if left_s > 0 else None
 
 
 def _write(path: str, token: str, ttl_s: float, permissions: file_steps.Permissions) -> None:
     temporary = f"{path}.new"
-    file_steps.remove(
-        temporary
-    )  # left by a process that was killed: under the lock nobody else writes it
+    # Left by a process that was killed: under the lock nobody else writes it.
+    file_steps.remove(temporary)
     content = f"{token} {time.time() + ttl_s!r}".encode()
 
     def write_and_rename() -> None:

@@ -286,6 +286,37 @@ class Backend(ABC):
         self.close()
 
 
+class Unchangeable(Backend):
+    """A byte store of which every change is denied; marking objects as used does nothing."""
+
+    writable = False
+
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    def touch(self, keys: Collection[str]) -> None:
+        """Leave them as they are; see `Backend`."""
+
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        """Return the keys that are there; see `Backend`."""
+        return self.exists(keys)
+
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    @abstractmethod
+    def _denied(self) -> BackendDenied:
+        """Return the error for who wants to change it."""
+
+
 class Lease:
     """A right that was granted for a time; for efficiency, never for correctness.
 

@@ -53,6 +53,7 @@ from bundler.backends.port import (
     Unread,
 )
 
+T = TypeVar("T")
 # Longer than a fetch may take; after that a waiting process fetches for itself, so a process that
 # was killed delays nobody longer.
 FETCH_S = 4.0
@@ -101,9 +102,8 @@ class SharedFetches:
         return False
 
     def _take(self, slot: str) -> Lease | None:
-        with contextlib.suppress(
-            BackendError
-        ):  # a full disk, for instance: then every process fetches
+        # On a full disk, for instance, every process fetches.
+        with contextlib.suppress(BackendError):
             return self._near.lease(slot, FETCH_S)
         return None
 
@@ -170,36 +170,9 @@ class Rules:
     )
 
 
-class TierTally:
-    """Counts for one tier; safe under threads, and in a forked child, which goes on from its
-    parent's numbers.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self._counts = name, Counter[str]()
-        self._lock = OwnLock()
-
-    def add(self, what: str, number: int = 1) -> None:
-        """Count something that is called as an attribute of `TierCounters`."""
-        with self._lock:
-            self._counts[what] += number
-
-    def first(self, cause: str) -> bool:
-        """Tell whether this is the first time that something happened."""
-        with self._lock:
-            self._counts[f"cause {cause}"] += 1
-            return self._counts[f"cause {cause}"] == 1
-
-    def snapshot(self) -> TierCounters:
-        """Return the numbers as they are now."""
-        with self._lock:
-            return TierCounters(
-                self._name, **{k: v for k, v in self._counts.items() if " " not in k}
-            )
-
-
 class Tier:
-    """A store with its name and numbers.
+    """A store with its name and numbers; counts safely under threads, and in a forked child, which
+    goes on from its parent's numbers.
 
     Args:
         name: what to call it, without any secret.
@@ -208,8 +181,23 @@ class Tier:
     """
 
     def __init__(self, name: str, backend: Backend, rules: Rules) -> None:
-        self.name, self.backend, self.rules, self.tally = name, backend, rules, TierTally(name)
+        self.name, self.backend, self.rules = name, backend, rules
         self.writable = backend.writable
+        self._counts, self._lock = Counter[str](), OwnLock()
+
+    @property
+    def counters(self) -> TierCounters:
+        """The numbers as they are now."""
+        with self._lock:
+            return TierCounters(
+                self.name, **{k: v for k, v in self._counts.items() if " " not in k}
+            )
+
+    def count(self, what: str, number: int = 1) -> int:
+        """Count something that is called as an attribute of `TierCounters`; returns the sum."""
+        with self._lock:
+            self._counts[what] += number
+            return self._counts[what]
 
     def ask(self, call: Callable[[Backend], T]) -> T:
         """Make a call, and count how it failed if it does."""
@@ -218,7 +206,7 @@ class Tier:
         except InvalidKey:
             raise
         except BackendError as error:
-            self.tally.add(_COUNTED.get(type(error), "errors"))
+            self.count(_COUNTED.get(type(error), "errors"))
             raise
 
     def get_sound(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
@@ -233,14 +221,14 @@ class Tier:
             whole = {key: value for key, value in again.items() if is_sound(key, value)}
             self._remove([key for key in damaged if key not in whole], again)
             got = {key: value for key, value in got.items() if key not in damaged} | whole
-        self.tally.add("hits", len(got))
-        self.tally.add("misses", len(max_bytes) - len(got))
+        self.count("hits", len(got))
+        self.count("misses", len(max_bytes) - len(got))
         return got
 
     def _remove(self, damaged: list[str], found: Mapping[str, bytes]) -> None:
         if damaged:
             first = found.get(damaged[0])
-            self.tally.add("damaged", len(damaged))
+            self.count("damaged", len(damaged))
             why = f": {first.why}" if isinstance(first, Unread) else ""
             self._tell("damaged", f"{damaged[0]} is not what was stored{why}")
             if self.writable:
@@ -263,11 +251,10 @@ class Tier:
             self._tell(_CAUSES.get(type(error), "error"), str(error))
 
     def _tell(self, cause: str, message: str) -> None:
-        if self.tally.first(cause):
+        if self.count(f"cause {cause}") == 1:
             self.rules.on_failure(self.name, cause, message)
 
 
-T = TypeVar("T")
 WhenDown = Literal["raise", "degrade"]
 _Failures = list[tuple[Tier, BackendError]]
 # Tags whose bundle is not near yet; more than a process reads before it fetches what they name.
@@ -315,7 +302,7 @@ class Tiers(Backend):
     @property
     def counters(self) -> tuple[TierCounters, ...]:
         """What each tier did so far, the nearest first."""
-        return tuple(tier.tally.snapshot() for tier in self._tiers)
+        return tuple(tier.counters for tier in self._tiers)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
@@ -371,7 +358,7 @@ class Tiers(Backend):
         for tier in nearer:
             if items and tier.writable:
                 with tier.tolerating():
-                    tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
+                    tier.count("filled", len(tier.ask(lambda b: b.put(items))))
         # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
             named = self._truth.rules.named_by(key, value) if self._truth else None

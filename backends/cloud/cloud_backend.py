@@ -332,11 +332,6 @@ class CloudBackend(Backend):
         }
         return catalog.evolved(now_ms, objects=catalog.objects | due) if due else None
 
-    def claim(self, keys: Collection[str]) -> frozenset[str]:
-        wanted = frozenset(map(check_key, keys))
-        self.touch(wanted)
-        return wanted.intersection(self._latest().objects) if wanted else wanted
-
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)
         for key, place in self._latest().objects.items():
@@ -461,40 +456,14 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-FOLDER = "leases"
+LEASES = "leases"
 OLD_S = 24 * 3600.0
 _LEASE_BYTES = 256
 
 
-class _ObjectLease:
-    """A lease that is held: its file's content and revision as they were last written."""
-
-    def __init__(
-        self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float
-    ) -> None:
-        self._bucket, self._name, self._token = bucket, name, token
-        self._revision, self._expiry_s = revision, expiry_s
-
-    def change(self, ttl_s: float | None) -> bool:
-        if self._revision is None or self._expiry_s <= time.time():
-            return False
-        expiry_s = 0.0 if ttl_s is None else time.time() + ttl_s
-        content = _content(self._token, expiry_s)
-        try:
-            self._revision = self._bucket.replace(self._name, content, self._revision)
-        except Conflict:
-            # Ours, when the answer to our first attempt was lost.
-            found, self._revision = _read(self._bucket, self._name)
-            if found != content:
-                self._revision = None
-                return False
-        self._expiry_s = expiry_s
-        return True
-
-
 def take_lease(bucket: Bucket, key: str, ttl_s: float) -> Lease | None:
     """Take the lease called `key`; None while another holds it, or was faster."""
-    name = f"{FOLDER}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    name = f"{LEASES}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     token, expiry_s = secrets.token_hex(16), time.time() + ttl_s
     content = _content(token, expiry_s)
     try:
@@ -510,14 +479,33 @@ def take_lease(bucket: Bucket, key: str, ttl_s: float) -> Lease | None:
                 found, revision = _read(bucket, name)
                 if found != content:
                     return None
-    return Lease(_ObjectLease(bucket, name, token, revision, expiry_s).change)
+
+    def change(ttl_s: float | None) -> bool:
+        # The content and revision as they were last written.
+        nonlocal revision, expiry_s
+        if revision is None or expiry_s <= time.time():
+            return False
+        new_expiry_s = 0.0 if ttl_s is None else time.time() + ttl_s
+        content = _content(token, new_expiry_s)
+        try:
+            revision = bucket.replace(name, content, revision)
+        except Conflict:
+            # Ours, when the answer to our first attempt was lost.
+            found, revision = _read(bucket, name)
+            if found != content:
+                revision = None
+                return False
+        expiry_s = new_expiry_s
+        return True
+
+    return Lease(change)
 
 
 def remove_old(bucket: Bucket) -> None:
     """Remove leases that nobody wrote for a day; taken at this very moment one is lost, which costs
     a second compile.
     """
-    written = dict(bucket.names(FOLDER))
+    written = dict(bucket.names(LEASES))
     now_s = min(max(written.values(), default=0.0), time.time())
     old = [name for name, written_s in written.items() if written_s < now_s - OLD_S]
     if old:

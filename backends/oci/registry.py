@@ -36,7 +36,7 @@ from bundler.backends.backend_errors import (
     NotThere,
     WrongBytes,
 )
-from bundler.backends.oci.docker_credentials import Credentials, find_credentials
+from bundler.backends.oci.docker_credentials import find_credentials
 from bundler.backends.oci.http_exchange import (
     SLOWEST_BYTES_A_S,
     HttpExchange,
@@ -124,10 +124,7 @@ class Registry(ImagePlace):
         self._base = f"{self._root}/v2/{url.repository}"
         self._origin = origin_of(self._root)
         self._exchange = HttpExchange(url.shown, url.timeout_s, url.ca_file)
-        known = find_credentials(url.host, url.repository)
-        self._login = RegistryLogin(
-            url.shown, url.host, self._exchange, known, secure=not url.plain_http
-        )
+        self._login = RegistryLogin(url, self._exchange)
 
     def manifest(self, reference: str) -> ImageManifest:
         """Return a manifest by tag or digest."""
@@ -402,24 +399,17 @@ class RegistryLogin:
     """What is sent as `Authorization`.
 
     Args:
-        name: of the registry, for messages.
-        host: of the registry, for messages.
-        secure: whether the registry is asked by TLS.
+        url: of the registry.
         exchange: which asks the server of tokens.
-        credentials: who we are; None for anybody.
+
+    Raises:
+        BadSettings, BackendDenied: the files of credentials cannot be read.
     """
 
-    def __init__(
-        self,
-        name: str,
-        host: str,
-        exchange: HttpExchange,
-        credentials: Credentials | None,
-        *,
-        secure: bool,
-    ) -> None:
-        self._name, self._host, self._secure = name, host, secure
-        self._exchange, self._credentials = exchange, credentials
+    def __init__(self, url: ImageUrl, exchange: HttpExchange) -> None:
+        self._name, self._host, self._secure = url.shown, url.host, not url.plain_http
+        self._exchange = exchange
+        self._credentials = find_credentials(url.host, url.repository)
         self.header = ""
 
     @property

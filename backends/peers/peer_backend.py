@@ -31,8 +31,8 @@ from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_prefix
 from bundler.backends.peers import object_frames
 from bundler.backends.peers.peer_urls import MARK, PeerSettings
-from bundler.backends.peers.timed_socket import TimedSocket
-from bundler.backends.port import OBJECT_LIMIT, Backend, Provable, Stat, Unread
+from bundler.backends.port import OBJECT_LIMIT, Provable, Stat, Unchangeable, Unread
+from bundler.backends.timed_socket import TimedSocket
 
 # A line a key; more than a million objects.
 _LIST_BYTES = 128 * 1024 * 1024
@@ -46,7 +46,7 @@ _BYTES_PER_KEY = 32 * 1024
 _NEEDED_KEPT = 16
 
 
-class PeerBackend(Backend):
+class PeerBackend(Unchangeable):
     """What another process has.
 
     As a peer (`proofs_only`) it is asked for nothing but objects whose bytes prove that they are
@@ -60,8 +60,6 @@ class PeerBackend(Backend):
         settings: where it is.
         proofs_only: whether it is a peer, and no store.
     """
-
-    writable = False
 
     def __init__(self, settings: PeerSettings, *, proofs_only: bool) -> None:
         self._settings, self._proofs_only = settings, proofs_only
@@ -222,23 +220,6 @@ class PeerBackend(Backend):
     def now_s(self) -> float:
         """Return the time here: nothing is removed there by it."""
         return time.time()
-
-    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
-        """Refuse; see `Backend`."""
-        raise self._denied()
-
-    def delete(
-        self, keys: Collection[str], unmodified_since_s: float | None = None
-    ) -> frozenset[str]:
-        """Refuse; see `Backend`."""
-        raise self._denied()
-
-    def touch(self, keys: Collection[str]) -> None:
-        """Leave it as it is; see `Backend`."""
-
-    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Refuse; see `Backend`."""
-        raise self._denied()
 
     def close(self) -> None:
         """Close its connections."""

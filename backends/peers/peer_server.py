@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -29,8 +29,8 @@ from bundler.backends.backend_errors import BackendError, BadSettings
 from bundler.backends.keys import is_key
 from bundler.backends.peers import object_frames
 from bundler.backends.peers.peer_urls import MARK
-from bundler.backends.peers.served_objects import ServedObjects, ServingTally
-from bundler.backends.peers.timed_socket import TimedSocket
+from bundler.backends.peers.served_objects import ServedObjects
+from bundler.backends.timed_socket import TimedSocket
 
 RETRY_AFTER_S = 1
 # Who takes less than this a second is slow on purpose, or on a line that a far store serves as
@@ -41,34 +41,12 @@ _BYTES, _TEXT = "application/octet-stream", "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True)
-class ServingBounds:
-    """How much a server does at once, and how long it waits.
-
-    Attributes:
-        connections: open ones; more are refused with 503.
-        reads: requests that read from the source at once; others wait for their turn.
-        idle_s: how long a connection may ask for nothing.
-        request_s: from the first byte of a request to the last of its answer, without the time of
-            the answer's bytes.
-        memory_bytes: how much is kept of what was read last.
-    """
-
-    connections: int = 256
-    reads: int = 8
-    idle_s: float = 30.0
-    request_s: float = 10.0
-    memory_bytes: int = 128 * 1024 * 1024
-
-
 class ObjectRequests(http.server.BaseHTTPRequestHandler):
     """The requests of one connection.
 
     Args:
         connection: the connection, which the caller closes.
         objects: what is served.
-        tally: counts.
-        bounds: how long is waited.
         leaving: tells whether the server is about to end.
     """
 
@@ -80,12 +58,11 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         self,
         connection: TimedSocket,
         objects: ServedObjects,
-        tally: ServingTally,
-        bounds: ServingBounds,
-        leaving: Any,
+        leaving: Callable[[], bool],
     ) -> None:
         # Not the base class's, which wants a server of `socketserver`, and serves while it is made.
-        self._timed, self._objects, self._tally, self._bounds = connection, objects, tally, bounds
+        self._timed, self._objects = connection, objects
+        self._tally, self._bounds = objects.tally, objects.bounds
         self._leaving = leaving
         self.busy = False
         self.rfile, self.close_connection = connection.makefile("rb"), False
@@ -191,9 +168,8 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
     def _ranged(self, route: str, value: bytes, headers: dict[str, str], etag: str) -> None:
         asked = _RANGE.fullmatch(self.headers.get("Range", "").strip())
         if asked is None or not any(asked.groups()) or self.headers.get("If-Range", etag) != etag:
-            self._send(
-                HTTPStatus.OK, route, value, headers
-            )  # as the standard has it for a range that is none of ours
+            # As the standard has it for a range that is none of ours.
+            self._send(HTTPStatus.OK, route, value, headers)
             return
         first, last = asked.groups()
         start = int(first) if first else max(0, len(value) - int(last))
@@ -326,14 +302,13 @@ class PeerServer:
     """Serves until it is closed, in threads of its own: one that accepts, and one for each
     connection.
 
-    Guarantees: no more connections, reads and seconds for a request than `bounds` say, however slow
+    Guarantees: no more connections, reads and seconds for a request than the bounds of `objects` say, however slow
     the other side is. Does not guarantee that who asks is who he seems: what is served is for
     everybody who reaches the address.
 
     Args:
         objects: what is served.
         host, port: where to listen; port 0 for one that is free.
-        tally, bounds: what is counted, and how much is done at once.
 
     Raises:
         BadSettings: it cannot listen there.
@@ -344,10 +319,8 @@ class PeerServer:
         objects: ServedObjects,
         host: str,
         port: int,
-        tally: ServingTally,
-        bounds: ServingBounds,
     ) -> None:
-        self._objects, self._tally, self._bounds = objects, tally, bounds
+        self._objects, self._tally, self._bounds = objects, objects.tally, objects.bounds
         self._socket = _listening(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         self._leaving = False
@@ -396,9 +369,8 @@ class PeerServer:
             except OSError as error:
                 if self._leaving:
                     return
-                _log.warning(
-                    "cannot accept a connection: %s", error
-                )  # no descriptor is left, for instance
+                # No descriptor is left, for instance.
+                _log.warning("cannot accept a connection: %s", error)
                 time.sleep(_LOOK_S)
                 continue
             self._begin(accepted)
@@ -407,9 +379,7 @@ class PeerServer:
         connection = TimedSocket(accepted, self._bounds.idle_s)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        requests = ObjectRequests(
-            connection, self._objects, self._tally, self._bounds, lambda: self._leaving
-        )
+        requests = ObjectRequests(connection, self._objects, lambda: self._leaving)
         with self._lock:
             full = len(self._open) >= self._bounds.connections
             if not full:

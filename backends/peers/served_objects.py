@@ -115,18 +115,37 @@ class ServedKeys:
         return any(prefix == p or prefix.startswith(f"{p}/") for p in self.prefixes)
 
 
+@dataclass(frozen=True)
+class ServingBounds:
+    """How much a server does at once, and how long it waits.
+
+    Attributes:
+        connections: open ones; more are refused with 503.
+        reads: requests that read from the source at once; others wait for their turn.
+        idle_s: how long a connection may ask for nothing.
+        request_s: from the first byte of a request to the last of its answer, without the time of
+            the answer's bytes.
+        memory_bytes: how much is kept of what was read last.
+    """
+
+    connections: int = 256
+    reads: int = 8
+    idle_s: float = 30.0
+    request_s: float = 10.0
+    memory_bytes: int = 128 * 1024 * 1024
+
+
 class ServedObjects:
     """A byte store, as others may read it.  Safe under threads.
 
     Guarantees: of those who ask for an object at one time one reads it from the source; no more
-    than `reads` read there together; no damaged object is handed on.
+    than `bounds.reads` read there together; no damaged object is handed on.
 
     Args:
         source: the byte store; it stays open.
         keys: what of it is for everybody.
         tally: counts.
-        reads: how many may read from the source together.
-        memory_bytes: how much is kept of what was read last.
+        bounds: how much is done at once, and kept.
     """
 
     def __init__(
@@ -134,17 +153,15 @@ class ServedObjects:
         source: Backend,
         keys: ServedKeys,
         tally: ServingTally,
-        *,
-        reads: int,
-        memory_bytes: int,
+        bounds: ServingBounds,
     ) -> None:
-        self.keys, self._source, self._tally = keys, source, tally
-        self._turns = threading.BoundedSemaphore(reads)
+        self.keys, self.tally, self.bounds, self._source = keys, tally, bounds, source
+        self._turns = threading.BoundedSemaphore(bounds.reads)
         self._lock = threading.Lock()
         # Reads that others may wait for.
         self._under_way: dict[str, Future[dict[str, bytes]]] = {}
         self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._most_bytes, self._kept_bytes = memory_bytes, 0
+        self._most_bytes, self._kept_bytes = bounds.memory_bytes, 0
 
     def get(
         self, max_bytes: Mapping[str, int], until_s: float
@@ -206,11 +223,11 @@ class ServedObjects:
             with self._turn(until_s):
                 got = self._source.get_within(keys)
             values = {key: value for key, value in got.items() if self._is_whole(key, value)}
-            self._tally.add("source_reads_total", len(keys))
+            self.tally.add("source_reads_total", len(keys))
             self._keep(values)
         except BackendError as error:
             mine.set_exception(error)
-            self._tally.add("source_errors_total")
+            self.tally.add("source_errors_total")
             raise
         finally:
             with self._lock:
@@ -225,7 +242,7 @@ class ServedObjects:
             return False
         sound = self.keys.is_sound(key, value)
         if not sound:
-            self._tally.add("objects_total", result="damaged")
+            self.tally.add("objects_total", result="damaged")
         return sound
 
     def _keep(self, values: Mapping[str, bytes]) -> None:
@@ -238,7 +255,7 @@ class ServedObjects:
             while self._kept_bytes > self._most_bytes:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
             after = self._kept_bytes
-        self._tally.add("memory_bytes", after - before)
+        self.tally.add("memory_bytes", after - before)
 
     def present(self, keys: Sequence[str], until_s: float) -> frozenset[str]:
         """Return which of these objects are there; raises as `get`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Single` and `Cluster`: exchanges with one Redis server, or with those of a Redis Cluster; their
+"""`Link` and `Cluster`: exchanges with one Redis server, or with those of a Redis Cluster; their
 connections and time limits.
 
 Of redis-py this uses connections (TLS, login, parsing, packing) and no more.  Its clients retry,
@@ -19,7 +19,6 @@ import contextlib
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.replies import (
     OverlongReply,
+    Word,
     check_answer,
     errors_by_meaning,
     is_wrong_type,
@@ -48,7 +48,6 @@ from bundler.backends.redis.replies import (
 from bundler.backends.redis.server_connections import (
     REPLY_BYTES,
     Connected,
-    Word,
     answer_of,
     opened_connection,
     packed,
@@ -189,36 +188,41 @@ def _is_unknown(answer: Any) -> bool:
     return isinstance(answer, ResponseError) and "unknown command" in str(answer).lower()
 
 
-class Link(ABC):
-    """How a backend speaks to its server or servers."""
+class Link:
+    """How a backend speaks to its server; `Cluster` is one to several."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self.settings, self.shown = settings, settings.shown
+        self._seeds = [Node(settings, address) for address in settings.hosts or (None,)]
         # A user who may only read may run scripts by EVALSHA_RO; servers before 7.0 do not have
         # that command.
         self._reading = "_RO"
 
-    @abstractmethod
-    def groups(self, names: Iterable[str], size: int = SCRIPT_KEYS) -> list[list[str]]:
+    def groups(self, names: Iterable[str]) -> list[list[str]]:
         """Split names so that one command may carry each group."""
+        return list(batches(names, SCRIPT_KEYS))
 
-    @abstractmethod
     def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """Send commands and return the answers in order, errors that a server answered among them;
         see `run`.
         """
+        if not commands:
+            return []
+        with errors_by_meaning(self.shown):
+            return run([(self._seeds[0], [words for _, words in commands])], most_bytes)[0]
 
-    @abstractmethod
     def scan(self, pattern: str) -> Iterator[list[str]]:
         """Yield the names of all keys like `pattern`, in pages; one may come twice."""
+        return scan_node(self._seeds[0], pattern, self.shown)
 
-    @abstractmethod
     def now_s(self) -> float:
         """Return the time of a server, on a cluster of any."""
+        return time_of(self._seeds[0], self.shown)
 
-    @abstractmethod
     def close(self) -> None:
         """Close connections."""
+        for node in self._seeds:
+            node.close()
 
     def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and return the answers; raises what the first error among them means."""
@@ -263,37 +267,6 @@ class Link(ABC):
             if isinstance(answer, Exception):
                 raise meaning(answer, self.shown) from answer
         return answers
-
-
-class Single(Link):
-    """A link to one server."""
-
-    def __init__(self, settings: RedisSettings) -> None:
-        super().__init__(settings)
-        self._node = Node(settings, settings.hosts[0] if settings.hosts else None)
-
-    def groups(self, names: Iterable[str], size: int = SCRIPT_KEYS) -> list[list[str]]:
-        """See `Link`."""
-        return list(batches(names, size))
-
-    def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
-        """See `Link`."""
-        if not commands:
-            return []
-        with errors_by_meaning(self.shown):
-            return run([(self._node, [words for _, words in commands])], most_bytes)[0]
-
-    def scan(self, pattern: str) -> Iterator[list[str]]:
-        """See `Link`."""
-        return scan_node(self._node, pattern, self.shown)
-
-    def now_s(self) -> float:
-        """See `Link`."""
-        return time_of(self._node, self.shown)
-
-    def close(self) -> None:
-        """See `Link`."""
-        self._node.close()
 
 
 def ask(node: Node, shown: str, *words: Any) -> Any:
@@ -379,16 +352,15 @@ class Cluster(Link):
 
     def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
-        self._seeds = [Node(settings, address) for address in settings.hosts]
         self._known: dict[tuple[str, int], Node] = {}
         self._plan: _Plan | None = None
 
-    def groups(self, names: Iterable[str], size: int = SCRIPT_KEYS) -> list[list[str]]:
+    def groups(self, names: Iterable[str]) -> list[list[str]]:
         """See `Link`; keys of one group are in one slot."""
         by_slot: dict[int, list[str]] = {}
         for name in names:
             by_slot.setdefault(key_slot(name.encode()), []).append(name)
-        return [batch for found in by_slot.values() for batch in batches(found, size)]
+        return [batch for found in by_slot.values() for batch in batches(found, SCRIPT_KEYS)]
 
     def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """See `Link`."""
@@ -420,7 +392,8 @@ class Cluster(Link):
 
     def close(self) -> None:
         """See `Link`."""
-        for node in (*self._seeds, *self._known.values()):
+        super().close()
+        for node in self._known.values():
             node.close()
 
     def _asked(
@@ -526,4 +499,4 @@ class Cluster(Link):
 
 def opened(settings: RedisSettings) -> Link:
     """Return the link that settings ask for."""
-    return Cluster(settings) if settings.cluster else Single(settings)
+    return Cluster(settings) if settings.cluster else Link(settings)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import RestoreReport
     from bundler.lifecycle.machine_store import Store
-    from bundler.store.kernel_records import KernelRecords, StoredKernel
+    from bundler.store.blob_source import StoredKernel
+    from bundler.store.kernel_records import KernelRecords
     from bundler.toolchain.compile_frames import CompileFrame
 
 _LOG = logger("bundler.integrations")

@@ -85,7 +85,7 @@ class Store(BundleStore):
     def _kernel_index(self) -> KernelIndex:
         policy = policy_in_force() if self.signatures is None else self.signatures
         judge = partial(_code_allowed, policy)
-        return KernelIndex(self._backend, self.name, self._limits, judge)
+        return KernelIndex(self._backend, self._limits, judge)
 
     def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
         """Whether what is not signed, as single kernels and files are, may not be used; for code
@@ -122,7 +122,7 @@ class Store(BundleStore):
         """
         from bundler.store.store_server import StoreServer  # HTTP takes milliseconds to import
 
-        return StoreServer(self._backend, listen)
+        return StoreServer(self._backend.inner, listen)
 
     def sync_to(
         self,
@@ -158,9 +158,7 @@ class Store(BundleStore):
         """
         from bundler.store.mirror import Mirror  # who restores does without
 
-        mirror = Mirror(
-            self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run
-        )
+        mirror = Mirror(self._backend, target._backend, self._limits, dry_run=dry_run)
         return mirror.run(
             tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch
         )

@@ -2,7 +2,7 @@
 """The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`,
 `SyncReport`, `StoreStats`, `TagInfo`.
 
-`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify`, `prune`
+`BundleStore` returns them; the commands `push`, `tags`, `stats`, `verify`, `prune`
 and `sync` print them.
 """
 

@@ -17,48 +17,45 @@ from functools import partial
 
 from bundler.backends.backend_errors import BackendTimeout
 from bundler.backends.breaker import bounded
-from bundler.backends.port import Backend
 from bundler.errors import BundlerError, ConfigError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed, merge_observed
 from bundler.store import object_proofs, store_layout
-from bundler.store.store_failures import checked, store_errors
+from bundler.store.store_failures import NamedStore, checked, store_errors
 from bundler.store.store_signatures import SignedTag, envelopes_in
 
 
-def read_manifest(
-    backend: Backend, name: str, manifest: str, limits: Limits, *, read_only: bool = False
-) -> tuple[bytes, bytes]:
+def read_manifest(store: NamedStore, manifest: str, limits: Limits) -> tuple[bytes, bytes]:
     """Return the content and the observed bytes of a manifest.
 
     Args:
-        backend, name: the store.
+        store: the store.
         manifest: its key.
         limits: bounds on what is read.
-        read_only: leave a damaged one where it is; else it is removed, and the next push sends it
-            again.
+
+    A damaged one is removed, and the next push sends it again.
 
     Raises:
         NotFound: it is missing.
         DigestMismatch: it is damaged.
         StoreUnavailable, AccessDenied: the store cannot be read.
     """
-    with store_errors(name):
-        asked = (
-            object_proofs.of_manifest(manifest, limits)
-            if backend.asks_peers
-            else store_layout.bounds_of_keys([manifest], limits)
-        )
-        value = backend.get_within(asked).get(manifest)
+    asked = (
+        object_proofs.of_manifest(manifest, limits)
+        if store.asks_peers
+        else store_layout.bounds_of_keys([manifest], limits)
+    )
+    value = store.get_within(asked).get(manifest)
     if value is None:
         digest = store_layout.digest_of_manifest(manifest)
         raise NotFound(
-            f"{name}: the manifest of {digest} is missing; push the bundle again", digest=digest
+            f"{store.name}: the manifest of {digest} is missing; push the bundle again",
+            digest=digest,
         )
     decode = partial(store_layout.decode_manifest, key=manifest, limits=limits)
-    return checked(backend, name, manifest, value, decode, () if read_only else (DigestMismatch,))
+    return checked(manifest, value, store, decode, (DigestMismatch,))
 
 
 def current_manifest(before: bytes | None, tag: str | None, *, damaged_ok: bool) -> str | None:
@@ -121,11 +118,11 @@ class References:
     """Finds the manifests of one store by name.
 
     Args:
-        backend, name: the store.
+        store: the store.
     """
 
-    def __init__(self, backend: Backend, name: str) -> None:
-        self._backend, self._name = backend, name
+    def __init__(self, store: NamedStore) -> None:
+        self._backend, self._name = store, store.name
 
     def find(self, name: str) -> SignedTag:
         """Return the key of the manifest that a tag or digest names, and what a tag says besides.
@@ -135,8 +132,7 @@ class References:
         """
         if name.startswith(_PREFIX):
             return SignedTag(None, self._by_digest(name), ())
-        with store_errors(self._name):
-            value = self._backend.read_ref(store_layout.tag_key(name))
+        value = self._backend.read_ref(store_layout.tag_key(name))
         if value is not None:
             manifest, hints = store_layout.decode_tag(value, name), store_layout.hints_of(value)
             return SignedTag(name, manifest, hints, envelopes_in(value))
@@ -148,9 +144,8 @@ class References:
                     f"{self._name}: no tag {name!r}, and no bundle whose digest begins so", tag=name
                 ) from None
         near: tuple[str, ...] = ()
-        with contextlib.suppress(
-            BundlerError
-        ):  # without suggestions the error still says that there is no such tag
+        # Without suggestions the error still says that there is no such tag.
+        with contextlib.suppress(BundlerError):
             near = self.near_tags(name)
         raise unknown_tag(self._name, name, near)
 
@@ -161,7 +156,7 @@ class References:
         with store_errors(self._name):
             try:
                 keys = bounded(
-                    lambda: list(self._backend.list_refs(store_layout.TAGS)), SUGGESTIONS_S
+                    lambda: list(self._backend.inner.list_refs(store_layout.TAGS)), SUGGESTIONS_S
                 )
             except BackendTimeout:
                 return ()
@@ -179,17 +174,15 @@ class References:
             )
         prefix = store_layout.manifests_of(digest) if whole else store_layout.MANIFESTS
         start = f"{store_layout.MANIFESTS}/{begin}"
-        with store_errors(self._name):
-            found = sorted(
-                (stat for stat in self._backend.list(prefix) if stat.key.startswith(start)),
-                key=lambda stat: stat.modified_s,
-            )
+        found = sorted(
+            (stat for stat in self._backend.list(prefix) if stat.key.startswith(start)),
+            key=lambda stat: stat.modified_s,
+        )
         candidates = sorted({store_layout.digest_of_manifest(stat.key) for stat in found})
         if not found:
             if len(begin) > _MOSTLY:
-                store_layout.manifests_of(
-                    digest
-                )  # raises for one that lost digits on the way; a whole one may be pruned
+                # Raises for one that lost digits on the way; a whole one may be pruned.
+                store_layout.manifests_of(digest)
             raise NotFound(f"{self._name}: no bundle {digest}", digest=digest)
         if len(candidates) > 1:
             shown = ", ".join(candidates[:_SHOWN_CANDIDATES]) + (

@@ -394,7 +394,7 @@ def test_a_call_that_is_interrupted_leaves_no_answer_behind(server, admin):
     """A KeyboardInterrupt between question and answer drops the connection too."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1", "b": b"2"})
-        connection = backend._link._node._idle[0][0]
+        connection = backend._link._seeds[0]._idle[0][0]
         read = connection.read_response
 
         def interrupted():
@@ -422,12 +422,12 @@ def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, monke
     """What lay unused for longer than a firewall may remember is replaced."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
-        first = backend._link._node._idle[0][0]
+        first = backend._link._seeds[0]._idle[0][0]
         backend.get(["a"])
-        assert backend._link._node._idle[0][0] is first
+        assert backend._link._seeds[0]._idle[0][0] is first
         monkeypatch.setattr(server_exchange, "IDLE_S", 0.0)
         assert backend.get(["a"]) == {"a": b"1"}
-        assert backend._link._node._idle[0][0] is not first
+        assert backend._link._seeds[0]._idle[0][0] is not first
 
 
 def test_few_connections_are_kept(server, admin):
@@ -435,7 +435,7 @@ def test_few_connections_are_kept(server, admin):
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({"a": b"1"})
         in_threads([lambda: [backend.get(["a"]) for _ in range(5)]] * 32)
-        assert 1 <= len(backend._link._node._idle) <= server_exchange.KEPT_CONNECTIONS
+        assert 1 <= len(backend._link._seeds[0]._idle) <= server_exchange.KEPT_CONNECTIONS
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -23,9 +23,9 @@ from tools.bench.sides import Watch
 from tools.shared.measurement import medians
 
 if TYPE_CHECKING:
-    from bundler.backends.port import Backend
     from bundler.format.bundle import Bundle, Keep
     from bundler.store.dictionaries import Dictionaries
+    from bundler.store.store_failures import NamedStore
     from bundler.store.store_layout import Hint, Unit
 
 # It imports nothing that a restore would have to import itself, and prints what `json` reads.
@@ -87,7 +87,7 @@ def push_steps(file: str, into: str) -> dict[str, float]:
         store.push(bundle, tag="bench")
         manifest = store_layout.manifest_key(bundle.digest, bundle.observed.encode())
         steps = Watch()
-        read_manifest(backend, "bench", manifest, DEFAULT_LIMITS)
+        read_manifest(backend, manifest, DEFAULT_LIMITS)
         steps.lap("manifest: read it and compare its digests")
         units = list(store_layout.units_of(bundle.content))
         steps.lap("names: list the units of the bundle")
@@ -113,23 +113,22 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: Keep) -> d
     from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401
     from bundler.store import store_layout
     from bundler.store.blob_source import BundleUnits, StoreBlobs
-    from bundler.store.references import References
-    from bundler.store.stored_manifests import read_manifest
+    from bundler.store.stored_manifests import References, read_manifest
 
-    steps, name = Watch(), "bench"
+    steps = Watch()
     with _backend(url, float(patience_s)) as backend:
         steps.lap(START[0])
-        named = References(backend, name).find(tag)
+        named = References(backend).find(tag)
         manifest, hints = named.manifest, named.hints
         steps.lap(START[1])
-        content_bytes, observed = read_manifest(backend, name, manifest, DEFAULT_LIMITS)
+        content_bytes, observed = read_manifest(backend, manifest, DEFAULT_LIMITS)
         steps.lap(START[2])
         content = Content.decode(content_bytes)
         seen = Observed.decode(observed)
         steps.lap(START[3])
         units = BundleUnits(content)
         read = units.launch if keep == "launch" else units.all()
-        blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
+        blobs = StoreBlobs(backend, units, DEFAULT_LIMITS, hints=hints)
         steps.lap(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
         _place_steps(steps, backend, bundle, read, hints, into, keep)
@@ -142,7 +141,7 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: Keep) -> d
 
 def _place_steps(
     steps: Watch,
-    backend: Backend,
+    backend: NamedStore,
     bundle: Bundle,
     units: Sequence[Unit],
     hints: Sequence[Hint],
@@ -166,7 +165,7 @@ def _place_steps(
     for batch in unit_batches(needed.values()):
         values |= backend.get_within(store_layout.bounds_of_units(batch))
     steps.lap(START[6])
-    dictionaries = Dictionaries(backend, "bench")
+    dictionaries = Dictionaries(backend)
     families = {unit.family for unit in needed.values()}
     dictionaries.fetch([digest for family, digest in hints if family in families])
     steps.lap(START[7])
@@ -195,11 +194,12 @@ def _decoded(
     return found
 
 
-def _backend(url: str, timeout_s: float | None = None) -> Backend:
+def _backend(url: str, timeout_s: float | None = None) -> NamedStore:
+    from bundler.store.store_failures import NamedStore
     from bundler.store.store_urls import Opening, open_backend
 
     server = () if timeout_s is None else (("timeout_s", timeout_s),)
-    return open_backend((url,), Opening(server=server))[0]
+    return NamedStore(open_backend((url,), Opening(server=server))[0], "bench")
 
 
 def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
