@@ -17,7 +17,7 @@
     └── WrongBytes                        an image's bytes have another digest
 
 Every byte store raises them, the last two places of images alone;
-`bundler/store/error_translation.py` maps them to the errors of the package.
+`bundler/store/store_failures.py` maps them to the errors of the package.
 """
 
 from __future__ import annotations

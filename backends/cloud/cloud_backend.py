@@ -18,8 +18,8 @@ store take turns, so a store is for some thousand bundles, and dozens of writers
 Leases are small files that are written on condition of their ETag: creating one, or replacing one
 that has expired, succeeds for one of any number of writers.  One that is given back is replaced and
 not removed, as no object store need remove on condition; what nobody wrote for a day is removed
-later.  Expiry is by the clocks of the hosts, which object stores keep within minutes of each other: a
-wrong clock costs a wait or a second compile.
+later.  Expiry is by the clocks of the hosts, which object stores keep within minutes of each other:
+a wrong clock costs a wait or a second compile.
 
 `bundler/store/store_urls.py` opens it by its URL.
 """

@@ -7,8 +7,8 @@ one for `CloudSettings`. `CloudBackend` is its caller.
 
 obstore follows redirects, and cannot be told not to.  It leaves the session token of S3 in a
 request to another host, and tells that host the URL that it comes from, in which Azure's shared
-access signature stands.  So by `gate` every host but those of the store and of its credentials is to
-be reached by a proxy that nobody is: such a request ends before anything of it is sent.
+access signature stands.  So by `gate` every host but those of the store and of its credentials is
+to be reached by a proxy that nobody is: such a request ends before anything of it is sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
     BadSettings,
 )
-from bundler.backends.cloud.cloud_urls import READ_ONLY_SCHEMES, CloudSettings
+from bundler.backends.cloud import READ_ONLY_SCHEMES, CloudSettings
 
 # Nobody but root can listen there.
 NOWHERE = "http://127.0.0.1:1"

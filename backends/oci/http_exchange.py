@@ -2,7 +2,8 @@
 """`HttpExchange`: one request and its answer, which end by a deadline whatever the server does.
 
 A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a
-client for ever, so connections are `TimedSocket`s.  They are kept for the next request.  Redirects and credentials are the caller's business: `registry.py`.
+client for ever, so connections are `TimedSocket`s.  They are kept for the next request.  Redirects
+and credentials are the caller's business: `registry.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from bundler.backends.backend_errors import BackendTimeout, BackendUnavailable, BadSettings
@@ -184,9 +185,10 @@ class HttpExchange:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if parts.scheme == "http" and _proxy(origin_of(url)):
             target = url
+        timed: Any = connection.sock  # as `_connected` made it
         try:
             with self.meanings():
-                connection.sock.expire_in(until - time.monotonic())
+                timed.expire_in(until - time.monotonic())
                 connection.request(method, target, body=body, headers=dict(headers))
                 return RegistryAnswer(self, url, connection, connection.getresponse())
         except BaseException:
@@ -208,8 +210,8 @@ class HttpExchange:
         with self.meanings():
             # In a thread, since a look-up of a name cannot be given a time.
             bounded(connection.connect, min(self._timeout_s, max(0.001, until - time.monotonic())))
-        timed = TimedSocket(connection.sock, 0.0, self._timeout_s, SLOWEST_BYTES_A_S)
-        connection.sock = timed  # type: ignore[assignment]  # as much of one as http.client uses
+        # As much of a socket as `http.client` uses.
+        connection.sock = TimedSocket(connection.sock, 0.0, self._timeout_s, SLOWEST_BYTES_A_S)
         return connection
 
     def _tls(self) -> ssl.SSLContext:

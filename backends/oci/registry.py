@@ -7,9 +7,9 @@ at 256 KiB a second.  What fails for a moment (429, 503, a connection that break
 within that time, after what `Retry-After` says.  A redirect is followed for reading only, without
 credentials to another host, and never from TLS to none.
 
-Who we are, a registry asks by HTTP's basic scheme or for a token, and names the server that gives one
-(`WWW-Authenticate: Bearer realm="https://…"`).  Credentials go to the registry and to that server,
-never without TLS where the registry has it, and nowhere that a redirect leads to.
+Who we are, a registry asks by HTTP's basic scheme or for a token, and names the server that gives
+one (`WWW-Authenticate: Bearer realm="https://…"`).  Credentials go to the registry and to that
+server, never without TLS where the registry has it, and nowhere that a redirect leads to.
 
 `open_image_place` makes it.
 """
@@ -36,6 +36,7 @@ from bundler.backends.backend_errors import (
     NotThere,
     WrongBytes,
 )
+from bundler.backends.oci import ImageUrl
 from bundler.backends.oci.docker_credentials import find_credentials
 from bundler.backends.oci.http_exchange import (
     SLOWEST_BYTES_A_S,
@@ -55,7 +56,6 @@ from bundler.backends.oci.image_port import (
     copy_checked,
     digest_of,
 )
-from bundler.backends.oci.registry_urls import ImageUrl
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PeerBackend`: a byte store that asks a process which hands on what it has, for reading.
 
-Connections are of the standard library, since these survive being left behind in a forked child, and
-are kept.  Redirects are not followed, nothing but the request is sent, and an answer has a bound in
-bytes and one deadline.
+Connections are of the standard library, since these survive being left behind in a forked child,
+and are kept.  Redirects are not followed, nothing but the request is sent, and an answer has a
+bound in bytes and one deadline.
 
 `bundler/store/store_urls.py` opens it, as a tier before the far store or as a store by itself.
 """
@@ -29,8 +29,7 @@ from bundler.backends.backend_errors import (
 )
 from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_prefix
-from bundler.backends.peers import object_frames
-from bundler.backends.peers.peer_urls import MARK, PeerSettings
+from bundler.backends.peers import MARK, PeerSettings, object_frames
 from bundler.backends.port import OBJECT_LIMIT, Provable, Stat, Unchangeable, Unread
 from bundler.backends.timed_socket import TimedSocket
 

@@ -27,8 +27,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from bundler.backends.backend_errors import BackendError, BadSettings
 from bundler.backends.keys import is_key
-from bundler.backends.peers import object_frames
-from bundler.backends.peers.peer_urls import MARK
+from bundler.backends.peers import MARK, object_frames
 from bundler.backends.peers.served_objects import ServedObjects
 from bundler.backends.timed_socket import TimedSocket
 
@@ -302,9 +301,9 @@ class PeerServer:
     """Serves until it is closed, in threads of its own: one that accepts, and one for each
     connection.
 
-    Guarantees: no more connections, reads and seconds for a request than the bounds of `objects` say, however slow
-    the other side is. Does not guarantee that who asks is who he seems: what is served is for
-    everybody who reaches the address.
+    Guarantees: no more connections, reads and seconds for a request than the bounds of `objects`
+    say, however slow the other side is. Does not guarantee that who asks is who he seems: what is
+    served is for everybody who reaches the address.
 
     Args:
         objects: what is served.

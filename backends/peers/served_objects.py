@@ -3,7 +3,8 @@
 time.
 
 `PeerServer` asks it.  Only keys that `ServedKeys` admits are ever looked up.  `ServingTally` is the
-only place where a server counts; `PeerServer` and its requests add to it too, `GET /metrics` shows it.
+only place where a server counts; `PeerServer` and its requests add to it too, `GET /metrics` shows
+it.
 """
 
 from __future__ import annotations

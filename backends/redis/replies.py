@@ -7,11 +7,11 @@ has believe what a server says: an array of two thousand million elements is all
 them has come, and arrays inside arrays go as deep as Python's stack.  `server_connections.py` gives
 each connection this one.
 
-A store may be a server that somebody else runs, or no Redis at all: by `check_answer` every answer is
-checked where it comes in, so that nothing above ever meets a list where a number belongs.
+A store may be a server that somebody else runs, or no Redis at all: by `check_answer` every answer
+is checked where it comes in, so that nothing above ever meets a list where a number belongs.
 
-No other module turns errors of redis-py, and error replies, into `BackendError`: every exchange with
-a server runs inside `errors_by_meaning`; `meaning` and `is_wrong_type` read single replies.
+No other module turns errors of redis-py, and error replies, into `BackendError`: every exchange
+with a server runs inside `errors_by_meaning`; `meaning` and `is_wrong_type` read single replies.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ _Shape: TypeAlias = Callable[[Any, int], bool]
 #: The last second of the year 9999: later ones are no dates of Python's.
 LATEST_S = 253_402_300_799
 _DIGITS = 20
-_SLOTS = 16384
+SLOTS = 16384
 
 
 class WrongAnswer(BackendUnavailable):
@@ -340,7 +340,7 @@ def _is_range(told: list[Any]) -> bool:
     if not _of(tuple[int, int, list[Any]])(told[:3], 0):
         return False
     first, last, node = told[:3]
-    return 0 <= first <= last < _SLOTS and _of(tuple[bytes | None, int])(node[:2], 0)
+    return 0 <= first <= last < SLOTS and _of(tuple[bytes | None, int])(node[:2], 0)
 
 
 def _are_touched(answer: Any, keys: int) -> bool:

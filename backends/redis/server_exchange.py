@@ -38,6 +38,7 @@ from redis.exceptions import (
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.replies import (
+    SLOTS,
     OverlongReply,
     Word,
     check_answer,
@@ -326,7 +327,6 @@ def _scan_short(node: Node, pattern: str, shown: str, cursor: Any) -> Any:
     return ask(node, shown, "EVAL", *words) if _is_unknown(answer) else _sound(answer, shown)
 
 
-SLOTS = 16384
 # A key that moves on more often than this within one call is not found by following it.
 REDIRECTS = 5
 PAUSE_S = 0.02

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is stored under which key, how a large value is cut into parts, and the Lua scripts that work
-on it inside the server: each on the keys in KEYS and on no others.
+"""What is stored under which key, how a large value is cut into parts, and the Lua scripts that
+work on it inside the server: each on the keys in KEYS and on no others.
 
 ::
 
@@ -20,8 +20,9 @@ share them.
 On a cluster a call of a script carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps
 each call under a millisecond or so.
 
-`RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`, and calls
-the scripts; exchanges send these by digest, and their text where the server does not know the digest.
+`RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`, and
+calls the scripts; exchanges send these by digest, and their text where the server does not know the
+digest.
 """
 
 from __future__ import annotations

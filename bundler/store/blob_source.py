@@ -8,8 +8,8 @@ is read, so that writing begins with the first kernel.  Blobs are compared with 
 or, in a restore, where they are written.
 
 `UsageMarks` marks what was pulled as in use, at once or while it is placed; `prune` spares what is
-marked.  In a restore `StoreBlobs` begins it when the first units were read: from then on kernels are
-written, and nobody waits for the server.
+marked.  In a restore `StoreBlobs` begins it when the first units were read: from then on kernels
+are written, and nobody waits for the server.
 """
 
 from __future__ import annotations
@@ -592,8 +592,8 @@ def unit_payload(
     dictionary = dictionaries.get(digest)
     if dictionary is None:
         raise NotFound(
-            f"{dictionaries.name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push"
-            " the bundle again",
+            f"{dictionaries.name}: {key} needs the dictionary {dictionary_key(digest)}, which is"
+            " missing; push the bundle again",
             key=key,
         )
     return decompress(frame, key, size, limits, dictionary.data)

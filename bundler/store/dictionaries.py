@@ -143,11 +143,8 @@ class Dictionaries:
         """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
         wanted = self.unknown(digests)
         if wanted:
-            self.take(
-                self._backend.get_within(
-                    store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
-                )
-            )
+            asked = store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
+            self.take(self._backend.get_within(asked))
 
     def take(self, values: Mapping[str, bytes]) -> None:
         """Keep dictionaries that the store gave; a damaged one counts as missing."""

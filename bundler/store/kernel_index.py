@@ -18,11 +18,12 @@ the kernel of a function that only moved is found::
 
     v1/l/<moved key>   an object: magic, digest and zstd as of a manifest, and in it [1, kernel key]
 
-Such an entry is a hint too: who follows it looks the kernel up by its key, and proves that it is the
-one.  One that leads nowhere is removed by who finds that out.
+Such an entry is a hint too: who follows it looks the kernel up by its key, and proves that it is
+the one.  One that leads nowhere is removed by who finds that out.
 
 `BundleStore.push` and `Mirror` add entries once the manifest is there, `KernelRecords` and
-`FileRecords` follow them, and sessions that take moved kernels; `Maintenance` mends and prunes them.
+`FileRecords` follow them, and sessions that take moved kernels; `Maintenance` mends and prunes
+them.
 """
 
 from __future__ import annotations

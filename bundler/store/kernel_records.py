@@ -65,11 +65,8 @@ from bundler.store.kernel_index import (
 from bundler.store.store_failures import DAMAGED, checked, named, store_errors
 from bundler.user_warnings import warn
 
-RECORDS, FAILURES, LEASES = (
-    store_layout.RECORDS,
-    f"{store_layout.MAJOR}/f",
-    f"{store_layout.MAJOR}/c",
-)
+RECORDS = store_layout.RECORDS
+FAILURES, LEASES = f"{store_layout.MAJOR}/f", f"{store_layout.MAJOR}/c"
 # A record that another published, and that is lost when we look at it, leaves room for ours; until
 # the next is faster again.
 ATTEMPTS = 3
@@ -501,8 +498,8 @@ class UnsignedRecords(KernelRecords):
     """The kernels of a store where signatures are required, which kernels that were published one
     by one have not: of these none is taken, and new ones are published.
 
-    Kernels of bundles are taken where the signature of their bundle counts.  The first look that finds no signed kernel says so,
-    once for each process that asks the store.
+    Kernels of bundles are taken where the signature of their bundle counts.  The first look that
+    finds no signed kernel says so, once for each process that asks the store.
     """
 
     readable = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
-each value is encoded.
+"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys,
+and how each value is encoded.
 
 ::
 
@@ -448,9 +448,8 @@ def hints_of(value: bytes | None) -> tuple[Hint, ...]:
     or cannot be read.
     """
     try:
-        *_, hints = wire.fields(
-            unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True
-        )
+        data = unpack_ref(value or b"", "tag")
+        *_, hints = wire.fields(data, "tag", int, str, list, open_ended=True)
         found = [wire.fields(hint, "hint", str, bytes) for hint in hints[:HINTS]]
     except FormatError:
         return ()

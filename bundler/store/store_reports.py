@@ -14,14 +14,8 @@ from bundler.format.summary import Reported, Summarized
 
 Reasons = tuple[tuple[str, str], ...]
 # By what a prune finds objects held; `Held` says what each means.
-TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = (
-    "tags",
-    "unread tags",
-    "grace",
-    "older_than",
-    "max_bytes",
-    "use",
-)
+TAGS, UNREAD_TAGS, GRACE = "tags", "unread tags", "grace"
+AGE, ROOM, USE = "older_than", "max_bytes", "use"
 
 
 @dataclass(frozen=True, repr=False)

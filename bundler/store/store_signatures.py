@@ -53,15 +53,8 @@ class SignedTag(Struct, frozen=True):
 def envelopes_in(value: bytes | None) -> tuple[bytes, ...]:
     """Return the envelopes in a tag's value; none for a tag that has none, or cannot be read."""
     try:
-        rows = wire.fields(
-            store_layout.unpack_ref(value or b"", "tag"),
-            "tag",
-            int,
-            str,
-            list,
-            list,
-            open_ended=True,
-        )[3]
+        data = store_layout.unpack_ref(value or b"", "tag")
+        *_, rows = wire.fields(data, "tag", int, str, list, list, open_ended=True)
     except FormatError:
         return ()
     return tuple(row for row in rows[:MOST_IN_TAG] if type(row) is bytes)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`References`: the manifest that a text names: a tag, a digest, or the beginning of a digest; for a
-wrong tag, the tags like it.  `read_manifest`: the manifest of a bundle as a store has it, compared
-with the digests in its key.
+"""`References`: the manifest that a text names: a tag, a digest, or the beginning of a digest; for
+a wrong tag, the tags like it.  `read_manifest`: the manifest of a bundle as a store has it,
+compared with the digests in its key.
 
 `BundleStore` reads the manifest of what it pulls through it, and a push the one that its tag names.
 A push whose content the tag names already learns by `seen_too` what else was observed of that
-content, and decodes nothing.  `BundleStore.pull` and the messages of commands find manifests by name.
+content, and decodes nothing.  `BundleStore.pull` and the messages of commands find manifests by
+name.
 """
 
 from __future__ import annotations

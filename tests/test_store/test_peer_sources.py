@@ -19,8 +19,8 @@ import redis_proxy
 
 import bundler
 from bundler.backends.backend_errors import BackendUnavailable
+from bundler.backends.peers import parse_served
 from bundler.backends.peers.peer_backend import PeerBackend
-from bundler.backends.peers.peer_urls import parse_served
 from bundler.backends.peers.served_objects import ServingBounds
 from bundler.backends.port import Provable
 from bundler.errors import BundlerError, BundlerWarning, ConfigError, StoreUnavailable
