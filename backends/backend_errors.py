@@ -17,7 +17,7 @@
     └── WrongBytes                        an image's bytes have another digest
 
 Every byte store raises them, the last two places of images alone;
-`bundler/store/error_translation.py` maps them to the errors of the package.
+`bundler/store/store_failures.py` maps them to the errors of the package.
 """
 
 from __future__ import annotations
@@ -69,3 +69,13 @@ class NotThere(BackendError):
 
 class WrongBytes(BackendError):
     """What came from a registry has another digest or size than what was asked for."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra: from a checkout, since the package is on no index
+    yet.
+    """
+    return (
+        f"pip install '.[{extra}]' in a checkout (pip install 'triton-bundler[{extra}]' once it is"
+        " on an index)"
+    )

@@ -71,8 +71,6 @@ def errors_by_meaning(path: str, verb: str) -> Iterator[None]:
     """Map the operating system's errors to this package's; `verb` says what was tried."""
     try:
         yield
-    except BackendError:
-        raise
     except OSError as error:
         kind: type[BackendError] = BackendUnavailable
         fix = "check the file system"

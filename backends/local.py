@@ -8,8 +8,9 @@
     <root>/leases/…                who may compile what, for a time
     <root>/tmp/…                   being written; swept when a day old by the file system's own clock
 
-Nothing depends on locks: the first process that links to a name has it, which also holds between
-clients of NFS.
+Objects and refs depend on no locks: the first process that links to a name has it, which also holds
+between clients of NFS.  A lease, among processes of one host, is a file of a token and an expiry,
+changed under a short file lock.
 
 `bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its
 host-wide leases in one.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import time
@@ -28,9 +30,16 @@ from collections.abc import Collection, Iterator, Mapping
 from bundler.backends import file_steps, refs
 from bundler.backends.backend_errors import BackendError, BackendFull
 from bundler.backends.keys import check_key, check_prefix, is_key
-from bundler.backends.lease_holders import HeldLease
-from bundler.backends.leases import held, take
-from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, in_prefix
+from bundler.backends.port import (
+    OBJECT_LIMIT,
+    Backend,
+    HeldLease,
+    Lease,
+    Stat,
+    held_lease,
+    in_prefix,
+    new_token,
+)
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes
 # on without us.
@@ -333,3 +342,89 @@ def _relative_path(key: str) -> str:
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# The lock is held only while a few bytes are read and written; a process that waits longer than
+# this goes on without the lease.
+LOCK_TIMEOUT_S = 1.0
+_LEASE_BYTES = 512
+# Of a directory that a crash filled nobody wants to see more.
+_MOST_LISTED = 10_000
+
+
+def take(
+    path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = ""
+) -> Lease | None:
+    """Take the lease at `path`, which people call `key`; None while another holds it, or while its
+    file is busy.
+    """
+    token = new_token(key)
+    if not _replaced(path, None, token, ttl_s, permissions):
+        return None
+
+    def change(ttl_s: float | None) -> bool:
+        with file_steps.errors_by_meaning(path, "change"):
+            return _replaced(path, token, token, ttl_s, permissions)
+
+    return Lease(change)
+
+
+def _replaced(
+    path: str,
+    owner: str | None,
+    token: str,
+    ttl_s: float | None,
+    permissions: file_steps.Permissions,
+) -> bool:
+    """Write a lease, or remove it for a `ttl_s` of None, if `owner` holds it, None for nobody;
+    False when it is not, or its file is busy.
+    """
+    import filelock
+
+    try:
+        with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file):
+            holder = _holder(path)
+            if (holder and holder[0]) != owner:
+                return False
+            if ttl_s is None:
+                file_steps.remove(path)
+            else:
+                _write(path, token, ttl_s, permissions)
+            return True
+    except filelock.Timeout:
+        return False
+
+
+def held(folder: str) -> Iterator[HeldLease]:
+    """Yield the leases in a directory that somebody holds; reads them without the lock, since each
+    is replaced whole.
+    """
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
+        for entry in itertools.islice(found, _MOST_LISTED):
+            holder = None if entry.name.endswith((".lock", ".new")) else _holder(entry.path)
+            if holder is not None:
+                yield held_lease(*holder)
+
+
+def _holder(path: str) -> tuple[str, float] | None:
+    """Return the token of who holds a lease, and for how long; None where nobody does."""
+    data = file_steps.read(path, _LEASE_BYTES)
+    token, _, expiry = (data or b"").decode("ascii", "replace").partition(" ")
+    try:
+        left_s = float(expiry) - time.time()
+    except ValueError:
+        return None  # empty or damaged: nobody holds it
+    return (token, left_s) if left_s > 0 else None
+
+
+def _write(path: str, token: str, ttl_s: float, permissions: file_steps.Permissions) -> None:
+    temporary = f"{path}.new"
+    # Left by a process that was killed: under the lock nobody else writes it.
+    file_steps.remove(temporary)
+    content = f"{token} {time.time() + ttl_s!r}".encode()
+
+    def write_and_rename() -> None:
+        file_steps.write_new(temporary, content, permissions)
+        os.replace(temporary, path)
+
+    file_steps.with_temporary(temporary, write_and_rename)

@@ -12,8 +12,16 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from bundler.backends.keys import check_key, check_prefix
-from bundler.backends.lease_holders import HeldLease, held_lease, new_token
-from bundler.backends.port import Backend, Lease, OwnLock, Stat, in_prefix
+from bundler.backends.port import (
+    Backend,
+    HeldLease,
+    Lease,
+    OwnLock,
+    Stat,
+    held_lease,
+    in_prefix,
+    new_token,
+)
 
 
 class MemoryBackend(Backend):

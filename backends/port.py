@@ -6,19 +6,59 @@ attributes.  What a store may do better than others (ask for a size before the b
 compare digests) has a default here that is correct and slow, or refuses.  `Stat`, `Unread` and
 `Lease` are what its methods return, `Provable` is what they may be given.  `TierCounters` is what
 users see of each of several stores.
+
+Whose a lease is, the token tells that its holder drew::
+
+    <32 hex>@<host>:<process id>@<key>      the key only where the store does not keep it otherwise
+
+The digits make a token unlike any other; the rest is for people, who ask `Backend.leases` who
+compiles what.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from bundler.backends.backend_errors import BackendDenied
-from bundler.backends.lease_holders import HeldLease
+
+_HOST_CHARACTERS, _KEY_CHARACTERS = 64, 128
+_NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class HeldLease(NamedTuple):
+    """A lease that somebody holds.
+
+    Attributes:
+        key: what it is called; empty where the store does not know that.
+        holder: `host:process id`; empty where the holder did not say.
+        left_s: seconds until it ends, if it is not renewed; None where the store does not say.
+    """
+
+    key: str
+    holder: str
+    left_s: float | None
+
+
+def new_token(key: str = "") -> str:
+    """Return a token that nobody else has."""
+    host = _NOT_OF_A_HOST.sub("_", socket.gethostname())[:_HOST_CHARACTERS]
+    known = key if len(key) <= _KEY_CHARACTERS else ""
+    return f"{secrets.token_hex(16)}@{host}:{os.getpid()}" + (f"@{known}" if known else "")
+
+
+def held_lease(token: str, left_s: float | None, key: str = "") -> HeldLease:
+    """Return the lease of a token, which may be of an older version, or of anybody's making."""
+    _, holder, known = (*token.split("@", 2), "", "")[:3]
+    return HeldLease(key or known, holder, left_s)
+
 
 # The most bytes that a reader takes for one object by default: four times as much as a manifest may
 # have.
@@ -244,6 +284,37 @@ class Backend(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Unchangeable(Backend):
+    """A byte store of which every change is denied; marking objects as used does nothing."""
+
+    writable = False
+
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    def touch(self, keys: Collection[str]) -> None:
+        """Leave them as they are; see `Backend`."""
+
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        """Return the keys that are there; see `Backend`."""
+        return self.exists(keys)
+
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        """Refuse; see `Backend`."""
+        raise self._denied()
+
+    @abstractmethod
+    def _denied(self) -> BackendDenied:
+        """Return the error for who wants to change it."""
 
 
 class Lease:

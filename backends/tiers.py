@@ -13,28 +13,248 @@ Objects are the same wherever they are, since their content decides their key: t
 right.  Refs change, so the truth decides; nearer tiers hold what it said last, for the time that it
 does not answer.
 
+Each store is asked through a `Tier`, with its counters and the rules by which it finds out damage.
+`Rules` says how to check objects and what refs name, which `bundler/store/store_urls.py` knows.
+Where the nearest tier is a directory that the processes of a host share, `SharedFetches` lets one
+of them fetch while the others wait.
+
 `bundler/store/store_urls.py` makes one when several URLs are given.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
+import random
+import time
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from bundler.backends.backend_errors import (
     BackendDenied,
     BackendError,
     BackendFull,
+    BackendSuspended,
+    BackendTimeout,
     BackendUnavailable,
+    InvalidKey,
 )
-from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key, check_keys
-from bundler.backends.lease_holders import HeldLease
-from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, TierCounters, Unread
-from bundler.backends.single_tier import Tier
+from bundler.backends.port import (
+    OBJECT_LIMIT,
+    Backend,
+    HeldLease,
+    Lease,
+    OwnLock,
+    Stat,
+    TierCounters,
+    Unread,
+)
 
 T = TypeVar("T")
+# Longer than a fetch may take; after that a waiting process fetches for itself, so a process that
+# was killed delays nobody longer.
+FETCH_S = 4.0
+# A lease leaves an empty lock file behind in a directory, so there are few names.  Fetches that
+# share a slot wait for each other without need.
+SLOTS = 64
+_POLL_S = (0.002, 0.05)
+
+
+class SharedFetches:
+    """Fetches that are under way on this host, by leases in a near store.
+
+    For efficiency alone: without a lease, or after `FETCH_S`, each process fetches for itself.
+    What the fetching process finds must be put into the near store in the order of `write_order`.
+
+    Args:
+        near: a store that all processes of the host share, with leases.
+    """
+
+    def __init__(self, near: Backend) -> None:
+        self._near = near
+
+    @contextlib.contextmanager
+    def joined(self, keys: Collection[str]) -> Iterator[bool]:
+        """Fetch in the block; yields True when another process has fetched meanwhile, so that the
+        near store is worth a look.
+
+        A process that comes late and already finds some of the keys still waits for the same fetch:
+        a fetch is known by its least key, and `write_order` has that key written last.
+        """
+        least = min(keys)
+        slot = f"fetch/{zlib.crc32(least.encode()) % SLOTS:02x}"
+        lease = self._take(slot)
+        # With the lease in hand, look again: another process may have finished since the caller
+        # looked.
+        waited = self._wait(slot, least) if lease is None else self._is_near(least)
+        try:
+            yield waited
+        finally:
+            if lease is not None:
+                _release(lease)
+
+    def _is_near(self, least: str) -> bool:
+        with contextlib.suppress(BackendError):
+            return bool(self._near.exists([least]))
+        return False
+
+    def _take(self, slot: str) -> Lease | None:
+        # On a full disk, for instance, every process fetches.
+        with contextlib.suppress(BackendError):
+            return self._near.lease(slot, FETCH_S)
+        return None
+
+    def _wait(self, slot: str, least: str) -> bool:
+        """Wait until the objects are near or the fetch has ended; False when that cannot be
+        told.
+        """
+        pause_s, until_s = _POLL_S[0], time.monotonic() + FETCH_S
+        with contextlib.suppress(BackendError):
+            while not self._near.exists([least]) and time.monotonic() < until_s:
+                time.sleep(random.uniform(pause_s / 2, pause_s))  # noqa: S311  # no secret
+                pause_s = min(pause_s * 2, _POLL_S[1])
+                lease = self._near.lease(slot, FETCH_S)
+                if lease is not None:
+                    # The fetching process found nothing, or was killed.  The waiting processes now
+                    # fetch side by side, not in turn.
+                    _release(lease)
+                    break
+            return True
+        return False
+
+
+def _release(lease: Lease) -> None:
+    with contextlib.suppress(BackendError):  # it expires by itself
+        lease.release()
+
+
+def write_order(keys: Collection[str]) -> list[str]:
+    """Return keys in the order in which they are to be put into the near store: see
+    `SharedFetches.joined`.
+    """
+    return sorted(keys, reverse=True)
+
+
+_COUNTED: dict[type[BackendError], str] = {BackendTimeout: "timeouts", BackendSuspended: "rested"}
+_CAUSES: dict[type[BackendError], str] = {
+    BackendTimeout: "timeout",
+    BackendUnavailable: "unavailable",
+    BackendFull: "full",
+    BackendDenied: "denied",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What tiers are told about what they hold, which a byte store does not know by itself.
+
+    Attributes:
+        is_sound: whether an object's bytes are those that were stored once, by its key and them;
+            compares their digest.  None: that cannot be told, and what a tier gives is taken as it
+            is.
+        named_by: which objects a ref's value names; a near tier gets the ref when it has them.
+            None: it cannot be told.
+        on_failure: called once for each tier and cause of a failure that no caller gets as an
+            error: tier, cause, message.
+    """
+
+    is_sound: Callable[[str, bytes], bool] | None = None
+    named_by: Callable[[str, bytes], Collection[str] | None] = field(
+        default=lambda _key, _value: ()
+    )
+    on_failure: Callable[[str, str, str], None] = field(
+        default=lambda _tier, _cause, _message: None
+    )
+
+
+class Tier:
+    """A store with its name and numbers; counts safely under threads, and in a forked child, which
+    goes on from its parent's numbers.
+
+    Args:
+        name: what to call it, without any secret.
+        backend: the store; one that is not `writable` is never written.
+        rules: what is known of objects and refs.
+    """
+
+    def __init__(self, name: str, backend: Backend, rules: Rules) -> None:
+        self.name, self.backend, self.rules = name, backend, rules
+        self.writable = backend.writable
+        self._counts, self._lock = Counter[str](), OwnLock()
+
+    @property
+    def counters(self) -> TierCounters:
+        """The numbers as they are now."""
+        with self._lock:
+            return TierCounters(
+                self.name, **{k: v for k, v in self._counts.items() if " " not in k}
+            )
+
+    def count(self, what: str, number: int = 1) -> int:
+        """Count something that is called as an attribute of `TierCounters`; returns the sum."""
+        with self._lock:
+            self._counts[what] += number
+            return self._counts[what]
+
+    def ask(self, call: Callable[[Backend], T]) -> T:
+        """Make a call, and count how it failed if it does."""
+        try:
+            return call(self.backend)
+        except InvalidKey:
+            raise
+        except BackendError as error:
+            self.count(_COUNTED.get(type(error), "errors"))
+            raise
+
+    def get_sound(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+        """Return the undamaged objects; what comes damaged twice is removed, so that it is filled
+        again.
+        """
+        got = self.ask(lambda b: b.get_within(max_bytes))
+        is_sound = self.rules.is_sound or (lambda _key, _value: True)
+        damaged = [key for key, value in got.items() if not is_sound(key, value)]
+        if damaged:
+            again = self.ask(lambda b: b.get_within({key: max_bytes[key] for key in damaged}))
+            whole = {key: value for key, value in again.items() if is_sound(key, value)}
+            self._remove([key for key in damaged if key not in whole], again)
+            got = {key: value for key, value in got.items() if key not in damaged} | whole
+        self.count("hits", len(got))
+        self.count("misses", len(max_bytes) - len(got))
+        return got
+
+    def _remove(self, damaged: list[str], found: Mapping[str, bytes]) -> None:
+        if damaged:
+            first = found.get(damaged[0])
+            self.count("damaged", len(damaged))
+            why = f": {first.why}" if isinstance(first, Unread) else ""
+            self._tell("damaged", f"{damaged[0]} is not what was stored{why}")
+            if self.writable:
+                with self.tolerating():
+                    self.ask(lambda b: b.delete(damaged))
+
+    @contextlib.contextmanager
+    def tolerating(self) -> Iterator[None]:
+        """Run a block whose `BackendError` is counted, and reported once for each cause, in place
+        of being raised.
+        """
+        try:
+            yield
+        except BackendError as error:
+            self.tolerate(error)
+
+    def tolerate(self, error: BackendError) -> None:
+        """Report a failure that no caller gets as an error, once for each cause."""
+        if not isinstance(error, BackendSuspended):  # the failure before the rest was reported
+            self._tell(_CAUSES.get(type(error), "error"), str(error))
+
+    def _tell(self, cause: str, message: str) -> None:
+        if self.count(f"cause {cause}") == 1:
+            self.rules.on_failure(self.name, cause, message)
+
+
 WhenDown = Literal["raise", "degrade"]
 _Failures = list[tuple[Tier, BackendError]]
 # Tags whose bundle is not near yet; more than a process reads before it fetches what they name.
@@ -82,7 +302,7 @@ class Tiers(Backend):
     @property
     def counters(self) -> tuple[TierCounters, ...]:
         """What each tier did so far, the nearest first."""
-        return tuple(tier.tally.snapshot() for tier in self._tiers)
+        return tuple(tier.counters for tier in self._tiers)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
@@ -138,7 +358,7 @@ class Tiers(Backend):
         for tier in nearer:
             if items and tier.writable:
                 with tier.tolerating():
-                    tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
+                    tier.count("filled", len(tier.ask(lambda b: b.put(items))))
         # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
             named = self._truth.rules.named_by(key, value) if self._truth else None

@@ -8,7 +8,7 @@ its workers' release with it.
 
 from __future__ import annotations
 
-from bundler.backends.extras import install
+from bundler.backends.backend_errors import install
 
 __all__ = ["HOME", "URLS", "VERSION", "install", "page"]
 

@@ -76,10 +76,12 @@ class Journey:
         self._found["modules"][module] = None
         self._found["functions"][name] = None
         owner = code.co_qualname.rpartition(".")[0]
+        if not owner or "<locals>" in owner:
+            return  # what a function is given is not its own
+        self._found["classes"][f"{module}.{owner}"] = None
+        # A method that a class inherits is one of its own.
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         kind = first if isinstance(first, type) else type(first)
-        if owner and "<locals>" not in owner:
-            self._found["classes"][f"{module}.{owner}"] = None
         if kind.__module__.partition(".")[0] in ROOMS:
             self._found["classes"][f"{kind.__module__}.{kind.__qualname__}"] = None
 

@@ -15,14 +15,22 @@ catalog names it, and removed after none does; one that a writer left when it di
 later `delete`, a day old. A pack of which less than half is in use is written anew.  Writers of one
 store take turns, so a store is for some thousand bundles, and dozens of writers.
 
+Leases are small files that are written on condition of their ETag: creating one, or replacing one
+that has expired, succeeds for one of any number of writers.  One that is given back is replaced and
+not removed, as no object store need remove on condition; what nobody wrote for a day is removed
+later.  Expiry is by the clocks of the hosts, which object stores keep within minutes of each other:
+a wrong clock costs a wait or a second compile.
+
 `bundler/store/store_urls.py` opens it by its URL.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import random
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -37,7 +45,6 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
 )
 from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision, Unchanged
-from bundler.backends.cloud.object_leases import remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
     Catalog,
@@ -325,11 +332,6 @@ class CloudBackend(Backend):
         }
         return catalog.evolved(now_ms, objects=catalog.objects | due) if due else None
 
-    def claim(self, keys: Collection[str]) -> frozenset[str]:
-        wanted = frozenset(map(check_key, keys))
-        self.touch(wanted)
-        return wanted.intersection(self._latest().objects) if wanted else wanted
-
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)
         for key, place in self._latest().objects.items():
@@ -452,3 +454,77 @@ def _used(place: PackSpan, modified_ms: int) -> PackSpan:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+LEASES = "leases"
+OLD_S = 24 * 3600.0
+_LEASE_BYTES = 256
+
+
+def take_lease(bucket: Bucket, key: str, ttl_s: float) -> Lease | None:
+    """Take the lease called `key`; None while another holds it, or was faster."""
+    name = f"{LEASES}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    token, expiry_s = secrets.token_hex(16), time.time() + ttl_s
+    content = _content(token, expiry_s)
+    try:
+        revision: Revision | None = bucket.create(name, content)
+    except Conflict:
+        found, revision = _read(bucket, name)
+        if found != content:
+            if revision is None or _expiry_s(found) > time.time():
+                return None
+            try:
+                revision = bucket.replace(name, content, revision)
+            except Conflict:
+                found, revision = _read(bucket, name)
+                if found != content:
+                    return None
+
+    def change(ttl_s: float | None) -> bool:
+        # The content and revision as they were last written.
+        nonlocal revision, expiry_s
+        if revision is None or expiry_s <= time.time():
+            return False
+        new_expiry_s = 0.0 if ttl_s is None else time.time() + ttl_s
+        content = _content(token, new_expiry_s)
+        try:
+            revision = bucket.replace(name, content, revision)
+        except Conflict:
+            # Ours, when the answer to our first attempt was lost.
+            found, revision = _read(bucket, name)
+            if found != content:
+                revision = None
+                return False
+        expiry_s = new_expiry_s
+        return True
+
+    return Lease(change)
+
+
+def remove_old(bucket: Bucket) -> None:
+    """Remove leases that nobody wrote for a day; taken at this very moment one is lost, which costs
+    a second compile.
+    """
+    written = dict(bucket.names(LEASES))
+    now_s = min(max(written.values(), default=0.0), time.time())
+    old = [name for name, written_s in written.items() if written_s < now_s - OLD_S]
+    if old:
+        bucket.remove(old)
+
+
+def _content(token: str, expiry_s: float) -> bytes:
+    return f"{token} {expiry_s!r}".encode()
+
+
+def _read(bucket: Bucket, name: str) -> tuple[bytes, Revision | None]:
+    try:
+        return bucket.read(name, _LEASE_BYTES)
+    except Absent:
+        return b"", None
+
+
+def _expiry_s(content: bytes) -> float:
+    try:
+        return float(content.partition(b" ")[2])
+    except ValueError:
+        return 0.0  # damaged: nobody holds it

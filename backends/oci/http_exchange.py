@@ -2,8 +2,8 @@
 """`HttpExchange`: one request and its answer, which end by a deadline whatever the server does.
 
 A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a
-client for ever, so a thread shuts the connection at the deadline.  Connections are kept for the
-next request.  Redirects and credentials are the caller's business: `registry.py`.
+client for ever, so connections are `TimedSocket`s.  They are kept for the next request.  Redirects
+and credentials are the caller's business: `registry.py`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from bundler.backends.backend_errors import BackendTimeout, BackendUnavailable, BadSettings
 from bundler.backends.breaker import bounded
 from bundler.backends.oci.docker_credentials import Credentials
+from bundler.backends.timed_socket import TimedSocket
 
 _PORTS = {"http": 80, "https": 443}
-_JOIN_S = 1.0
 # What comes faster than this may take as long as it takes.
 SLOWEST_BYTES_A_S = 256 * 1024
 _READ_BYTES = 64 * 1024
@@ -57,41 +56,6 @@ def origin_of(url: str) -> Origin:
         raise BackendUnavailable(f"the registry names the address {url!r:.100}: {error}") from error
 
 
-class _Watch:
-    """Shuts a connection when the time is over, which ends every wait for it."""
-
-    def __init__(self, connection: http.client.HTTPConnection, until: float) -> None:
-        self._socket, self._until, self.fired = connection.sock, until, False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bundler-registry", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (left_s := self._until - time.monotonic()) > 0:
-            if self._ended.wait(left_s):
-                return
-        self.fired = True
-        with contextlib.suppress(OSError):
-            # Not the method of a TLS socket, which would take the connection's state from under the
-            # thread that reads.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-    def got(self, size: int) -> None:
-        """Give more time for bytes that came: not for those that somebody says will come."""
-        self._until += size / SLOWEST_BYTES_A_S
-
-    def check(self) -> None:
-        """Raise `TimeoutError` when the time was over: what was cut then looks like an end to who
-        reads.
-        """
-        if self.fired:
-            raise TimeoutError
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join(_JOIN_S)
-
-
 class RegistryAnswer:
     """What a server answered; read it to the end or close it.
 
@@ -107,11 +71,9 @@ class RegistryAnswer:
         url: str,
         opened: http.client.HTTPConnection,
         response: http.client.HTTPResponse,
-        watch: _Watch,
     ) -> None:
         self.status, self.headers, self.url = response.status, response.headers, url
-        self._exchange, self._connection = exchange, opened
-        self._response, self._watch = response, watch
+        self._exchange, self._connection, self._response = exchange, opened, response
 
     def __enter__(self) -> Self:
         return self
@@ -121,12 +83,10 @@ class RegistryAnswer:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the body; raises `BackendUnavailable` when it ends early or the time is over."""
-        with self._exchange.meanings(self._watch):
+        with self._exchange.meanings():
             while chunk := self._response.read(_READ_BYTES):
-                self._watch.got(len(chunk))
                 self._exchange.received_bytes += len(chunk)
                 yield chunk
-            self._watch.check()
             if self._response.length:
                 raise BackendUnavailable(
                     f"{self._exchange.name}: an answer ended {self._response.length:,} bytes early"
@@ -150,11 +110,9 @@ class RegistryAnswer:
         """Keep the connection for the next request where nothing is left to read; closing twice is
         fine.
         """
-        self._watch.end()
-        if self._response.length == 0 and not self._watch.fired:
+        if self._response.length == 0:
             self._response.read()  # takes nothing, and tells the connection that the answer is over
-        whole = self._response.isclosed() and not self._watch.fired
-        if whole and self._connection.sock is not None:
+        if self._response.isclosed() and self._connection.sock is not None:
             self._exchange.keep(origin_of(self.url), self._connection)
         else:
             self._response.close()
@@ -227,15 +185,13 @@ class HttpExchange:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if parts.scheme == "http" and _proxy(origin_of(url)):
             target = url
-        watch = _Watch(connection, until)
+        timed: Any = connection.sock  # as `_connected` made it
         try:
-            with self.meanings(watch):
+            with self.meanings():
+                timed.expire_in(until - time.monotonic())
                 connection.request(method, target, body=body, headers=dict(headers))
-                response = connection.getresponse()
-                watch.check()
-                return RegistryAnswer(self, url, connection, response, watch)
+                return RegistryAnswer(self, url, connection, connection.getresponse())
         except BaseException:
-            watch.end()
             connection.close()
             raise
 
@@ -251,9 +207,11 @@ class HttpExchange:
                 connection.set_tunnel(origin.host, origin.port, proxy.headers)
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-        with self.meanings(None):
+        with self.meanings():
             # In a thread, since a look-up of a name cannot be given a time.
             bounded(connection.connect, min(self._timeout_s, max(0.001, until - time.monotonic())))
+        # As much of a socket as `http.client` uses.
+        connection.sock = TimedSocket(connection.sock, 0.0, self._timeout_s, SLOWEST_BYTES_A_S)
         return connection
 
     def _tls(self) -> ssl.SSLContext:
@@ -267,14 +225,12 @@ class HttpExchange:
         return self._context
 
     @contextlib.contextmanager
-    def meanings(self, watch: _Watch | None) -> Iterator[None]:
+    def meanings(self) -> Iterator[None]:
         """Raise a byte store's error for the system's."""
         try:
             yield
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            # A connection that was shut in time fails in one of many ways, in the midst of
-            # anything.
-            if (watch is not None and watch.fired) or isinstance(error, TimeoutError):
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, TimeoutError):
                 raise BackendTimeout(
                     f"{self.name}: no whole answer in time; raise timeout_s if the network is slow"
                 ) from error
@@ -283,8 +239,6 @@ class HttpExchange:
                     f"{self.name}: TLS failed: {error.reason or error}; name its certificate"
                     " authority with ca_file=, or set plain_http=1 for a registry without TLS"
                 ) from error
-            if isinstance(error, AttributeError):
-                raise
             raise BackendUnavailable(
                 f"{self.name}: {_words(error)}; check the address, and that it is up"
             ) from error

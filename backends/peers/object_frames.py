@@ -7,7 +7,7 @@ answer.
     POST /objects    a line for each object: its key, a blank, the most bytes that it may have
     the answer       for each of these, in order: its size in 8 bytes, then its bytes; or one of `ABSENT`, `LATER`, `LARGER` and nothing
 
-`peer_backend.py` asks, `peer_requests.py` answers.
+`peer_backend.py` asks, `peer_server.py` answers.
 """
 
 from __future__ import annotations

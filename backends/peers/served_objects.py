@@ -2,7 +2,9 @@
 """`ServedObjects`: what a server may hand on of a byte store, read once for all who ask for it at a
 time.
 
-`PeerServer` asks it.  Only keys that `ServedKeys` admits are ever looked up.
+`PeerServer` asks it.  Only keys that `ServedKeys` admits are ever looked up.  `ServingTally` is the
+only place where a server counts; `PeerServer` and its requests add to it too, `GET /metrics` shows
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,8 +20,71 @@ from dataclasses import dataclass
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.peers.object_frames import ANSWER_BYTES
-from bundler.backends.peers.serving_tally import ServingTally
 from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, Unread
+
+_PREFIX = "triton_bundler_serve_"
+_Labels = tuple[tuple[str, str], ...]
+#: What is counted, and what is the case now, each with what it means.
+METRICS = {
+    "requests_total": ("counter", "Requests that were answered, by route and status."),
+    "objects_total": (
+        "counter",
+        "Objects that were asked for, by result: sent, absent, or damaged in the source.",
+    ),
+    "sent_bytes_total": ("counter", "Bytes of objects, tags and lists that were sent."),
+    "source_reads_total": (
+        "counter",
+        "Objects that were read from the source; others came from memory, or with another's read.",
+    ),
+    "source_errors_total": ("counter", "Reads that failed in the source."),
+    "connections_total": (
+        "counter",
+        "Connections, by result: accepted, refused since there were too many, cut for being slow.",
+    ),
+    "connections": ("gauge", "Connections that are open."),
+    "memory_bytes": ("gauge", "Bytes of objects that are kept in memory."),
+}
+
+
+class ServingTally:
+    """Counts; safe under threads.
+
+    Args:
+        more: gives metrics of others, in the text format of Prometheus, which `text` shows too.
+    """
+
+    def __init__(self, more: Callable[[], str] = str) -> None:
+        self._lock, self._more = threading.Lock(), more
+        self._values: Counter[tuple[str, _Labels]] = Counter()
+
+    def add(self, name: str, number: int = 1, **labels: str) -> None:
+        """Count something of `METRICS`; for what is the case now the number may be negative."""
+        with self._lock:
+            self._values[name, tuple(sorted(labels.items()))] += number
+
+    def total(self, name: str, **labels: str) -> int:
+        """Return a number, of all labels that agree with these."""
+        with self._lock:
+            values = dict(self._values)
+        return sum(
+            value
+            for (of, held), value in values.items()
+            if of == name and labels.items() <= dict(held).items()
+        )
+
+    def text(self) -> str:
+        """Return all numbers in the text format of Prometheus."""
+        with self._lock:
+            values = sorted(self._values.items())
+        lines = []
+        for name, (kind, meaning) in METRICS.items():
+            lines += [f"# HELP {_PREFIX}{name} {meaning}", f"# TYPE {_PREFIX}{name} {kind}"]
+            found = [(labels, value) for (of, labels), value in values if of == name]
+            for labels, value in found or [((), 0)]:
+                held = ",".join(f'{label}="{text}"' for label, text in labels)
+                lines.append(f"{_PREFIX}{name}{f'{{{held}}}' if held else ''} {value}")
+        return "\n".join([*lines, ""]) + self._more()
+
 
 # What one read of the source may bring, together, or one object.
 _READ_BYTES = 16 * 1024 * 1024
@@ -51,18 +116,37 @@ class ServedKeys:
         return any(prefix == p or prefix.startswith(f"{p}/") for p in self.prefixes)
 
 
+@dataclass(frozen=True)
+class ServingBounds:
+    """How much a server does at once, and how long it waits.
+
+    Attributes:
+        connections: open ones; more are refused with 503.
+        reads: requests that read from the source at once; others wait for their turn.
+        idle_s: how long a connection may ask for nothing.
+        request_s: from the first byte of a request to the last of its answer, without the time of
+            the answer's bytes.
+        memory_bytes: how much is kept of what was read last.
+    """
+
+    connections: int = 256
+    reads: int = 8
+    idle_s: float = 30.0
+    request_s: float = 10.0
+    memory_bytes: int = 128 * 1024 * 1024
+
+
 class ServedObjects:
     """A byte store, as others may read it.  Safe under threads.
 
     Guarantees: of those who ask for an object at one time one reads it from the source; no more
-    than `reads` read there together; no damaged object is handed on.
+    than `bounds.reads` read there together; no damaged object is handed on.
 
     Args:
         source: the byte store; it stays open.
         keys: what of it is for everybody.
         tally: counts.
-        reads: how many may read from the source together.
-        memory_bytes: how much is kept of what was read last.
+        bounds: how much is done at once, and kept.
     """
 
     def __init__(
@@ -70,17 +154,15 @@ class ServedObjects:
         source: Backend,
         keys: ServedKeys,
         tally: ServingTally,
-        *,
-        reads: int,
-        memory_bytes: int,
+        bounds: ServingBounds,
     ) -> None:
-        self.keys, self._source, self._tally = keys, source, tally
-        self._turns = threading.BoundedSemaphore(reads)
+        self.keys, self.tally, self.bounds, self._source = keys, tally, bounds, source
+        self._turns = threading.BoundedSemaphore(bounds.reads)
         self._lock = threading.Lock()
         # Reads that others may wait for.
         self._under_way: dict[str, Future[dict[str, bytes]]] = {}
         self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._most_bytes, self._kept_bytes = memory_bytes, 0
+        self._most_bytes, self._kept_bytes = bounds.memory_bytes, 0
 
     def get(
         self, max_bytes: Mapping[str, int], until_s: float
@@ -142,11 +224,11 @@ class ServedObjects:
             with self._turn(until_s):
                 got = self._source.get_within(keys)
             values = {key: value for key, value in got.items() if self._is_whole(key, value)}
-            self._tally.add("source_reads_total", len(keys))
+            self.tally.add("source_reads_total", len(keys))
             self._keep(values)
         except BackendError as error:
             mine.set_exception(error)
-            self._tally.add("source_errors_total")
+            self.tally.add("source_errors_total")
             raise
         finally:
             with self._lock:
@@ -161,7 +243,7 @@ class ServedObjects:
             return False
         sound = self.keys.is_sound(key, value)
         if not sound:
-            self._tally.add("objects_total", result="damaged")
+            self.tally.add("objects_total", result="damaged")
         return sound
 
     def _keep(self, values: Mapping[str, bytes]) -> None:
@@ -174,7 +256,7 @@ class ServedObjects:
             while self._kept_bytes > self._most_bytes:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
             after = self._kept_bytes
-        self._tally.add("memory_bytes", after - before)
+        self.tally.add("memory_bytes", after - before)
 
     def present(self, keys: Sequence[str], until_s: float) -> frozenset[str]:
         """Return which of these objects are there; raises as `get`."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bundler.backends.backend_errors import MissingExtra
-from bundler.backends.extras import install
+from bundler.backends.backend_errors import MissingExtra, install
 
 if TYPE_CHECKING:
     from bundler.backends.redis.redis_backend import RedisBackend

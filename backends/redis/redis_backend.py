@@ -2,7 +2,7 @@
 """`RedisBackend`: a byte store in Redis or Valkey, one server or a cluster.
 
 Reading and writing use GETRANGE, STRLEN, SET NX PX, PEXPIRE, UNLINK and the scripts of
-lua_scripts.py, each with all its keys declared.  Listings, which are for maintenance, use SCAN: the
+value_parts.py, each with all its keys declared.  Listings, which are for maintenance, use SCAN: the
 keys that are there are the only index that eviction, expiry, a restart and a crash between two
 commands cannot make wrong.  An index of our own would be one more key that the server may evict,
 and a prune that believed it would remove what a tag needs.
@@ -19,21 +19,20 @@ from typing import Any, Self
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_keys, check_prefix, is_key
-from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 from bundler.backends.port import (
     BEGINNING_BYTES,
     OBJECT_LIMIT,
     Backend,
+    HeldLease,
     Lease,
     Stat,
     Unread,
+    held_lease,
     in_prefix,
+    new_token,
 )
-from bundler.backends.redis import lua_scripts as scripts
 from bundler.backends.redis import value_parts as values
-from bundler.backends.redis.cluster_exchange import Cluster
-from bundler.backends.redis.reply_errors import is_wrong_type
-from bundler.backends.redis.reply_shapes import LATEST_S
+from bundler.backends.redis.replies import LATEST_S, is_wrong_type
 from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, opened
 from bundler.backends.redis.url_settings import RedisSettings, parse
 from bundler.backends.redis.value_parts import Head
@@ -65,7 +64,7 @@ class RedisBackend(Backend):
     reads_are_cheap = False
 
     def __init__(self, settings: RedisSettings) -> None:
-        self._settings, self._link = settings, opened(settings, Cluster)
+        self._settings, self._link = settings, opened(settings)
         self._may_touch = True
 
     @classmethod
@@ -169,7 +168,7 @@ class RedisBackend(Backend):
         return frozenset(created)
 
     def exists(self, keys: Collection[str]) -> frozenset[str]:
-        return self._whole(self._heads(scripts.HEADS, _unique(keys)))
+        return self._whole(self._heads(values.HEADS, _unique(keys)))
 
     def delete(
         self, keys: Collection[str], unmodified_since_s: float | None = None
@@ -178,7 +177,7 @@ class RedisBackend(Backend):
         since_ms = "" if unmodified_since_s is None else int(unmodified_since_s * 1000 + 0.001)
         # The head is removed first: a reader in between finds no object, instead of one without
         # parts.
-        gone = self._heads(scripts.DELETE, _unique(keys), since_ms)
+        gone = self._heads(values.DELETE, _unique(keys), since_ms)
         parts = [self._part(name) for head in _split(gone) for name, _ in head.parts]
         for batch in batches(parts, values.BATCH_KEYS):
             self._link.exchange([(name, ("UNLINK", name)) for name in batch])
@@ -189,7 +188,7 @@ class RedisBackend(Backend):
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
         wanted = _unique(keys)
-        heads = self._touched(wanted, partial(self._heads, scripts.CLAIM))
+        heads = self._touched(wanted, partial(self._heads, values.CLAIM))
         return self.exists(wanted) if heads is None else self._whole(heads)
 
     def _heads_of_parts(self, keys: Collection[str]) -> dict[str, bytes]:
@@ -197,7 +196,7 @@ class RedisBackend(Backend):
         found: dict[str, bytes] = {}
         for batch in batches(keys, TOUCHED_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
-            for told in self._link.call(scripts.TOUCH, groups, self._ttl_ms()):
+            for told in self._link.call(values.TOUCH, groups, self._ttl_ms()):
                 names = (self._key(name.decode()) for name in told[::2])
                 found |= zip(names, told[1::2], strict=True)
         return found
@@ -226,7 +225,7 @@ class RedisBackend(Backend):
         check_prefix(prefix)
         for keys in self._scanned("o", prefix):
             groups = self._link.groups([self._name("o", key) for key in keys])
-            answers = self._link.call(scripts.DESCRIBE, groups, self._ttl_ms())
+            answers = self._link.call(values.DESCRIBE, groups, self._ttl_ms())
             for names, found in zip(groups, answers, strict=True):
                 for name, (head, stored_bytes, modified_ms) in zip(names, found, strict=True):
                     if head:  # else it was removed meanwhile
@@ -264,7 +263,7 @@ class RedisBackend(Backend):
         if value is not None and len(value) > values.REF_BYTES:
             raise BackendFull(f"{key} has {len(value)} bytes, and a ref at most {values.REF_BYTES}")
         given = [word for one in (expected, value) for word in (int(one is not None), one or b"")]
-        return bool(self._link.call(scripts.SWAP, [[name]], *given, self._ttl_ms())[0])
+        return bool(self._link.call(values.SWAP, [[name]], *given, self._ttl_ms())[0])
 
     def list_refs(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
@@ -283,8 +282,8 @@ class RedisBackend(Backend):
     def _change_lease(self, name: str, token: str, ttl_s: float | None) -> bool:
         """Prolong a lease or give it back; the server's clock decides when it is over."""
         if ttl_s is not None:
-            return bool(self._link.call(scripts.RENEW, [[name]], token, _ms(ttl_s))[0])
-        return bool(self._link.call(scripts.SWAP, [[name]], 1, token, 0, b"", 0)[0])
+            return bool(self._link.call(values.RENEW, [[name]], token, _ms(ttl_s))[0])
+        return bool(self._link.call(values.SWAP, [[name]], 1, token, 0, b"", 0)[0])
 
     def leases(self) -> Iterator[HeldLease]:
         for keys in self._scanned("l", ""):
@@ -392,13 +391,13 @@ class RedisBackend(Backend):
         """Remove values that are no objects, and heads of which a part is missing, unless somebody
         has replaced them since.
         """
-        heads = self._heads(scripts.CLEAR, keys)
+        heads = self._heads(values.CLEAR, keys)
         for key in heads.keys() - self._whole(heads) - _none_of_ours(heads):
             # A head is all that is stored under its key, so its first bytes are the value.
-            self._link.call(scripts.SWAP, [[self._name("o", key)]], 1, heads[key], 0, b"", 0)
+            self._link.call(values.SWAP, [[self._name("o", key)]], 1, heads[key], 0, b"", 0)
 
     def _heads(
-        self, script: scripts.Script, keys: Collection[str], *arguments: Any
+        self, script: values.Script, keys: Collection[str], *arguments: Any
     ) -> dict[str, bytes]:
         """Run a script that returns the first bytes of objects; return those whose keys are there,
         whatever they hold.

@@ -29,8 +29,7 @@ from redis.connection import (
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from bundler.backends.redis.reply_errors import OverlongReply
-from bundler.backends.redis.reply_parser import ReplyParser
+from bundler.backends.redis.replies import OverlongReply, ReplyParser, Word
 from bundler.backends.redis.url_settings import RedisSettings
 
 # An exchange may take `timeout_s`, and as much longer as its bytes take at this pace.  A server
@@ -45,8 +44,6 @@ READ_BYTES = 64 * 1024
 # which takes 2 ms of a start.
 _TAKEN = inspect.signature(AbstractConnection.__init__).parameters.keys()
 _UNNAMED: dict[str, Any] = dict.fromkeys({"driver_info"} & _TAKEN)
-#: What a command is made of.
-Word: TypeAlias = str | bytes | int
 # A value of this size is sent as it is, and not copied beside what is around it.
 _LARGE_BYTES = 64 * 1024
 

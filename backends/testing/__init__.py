@@ -23,7 +23,7 @@
 
 from __future__ import annotations
 
-from bundler.backends.extras import install
+from bundler.backends.backend_errors import install
 
 try:
     import hypothesis  # noqa: F401  # asked for here, in one place
@@ -35,17 +35,7 @@ except ImportError as error:
         name=error.name,
     ) from error
 
-from bundler.backends.testing.lease_contract import LeaseContract
-from bundler.backends.testing.object_contract import ObjectContract
-from bundler.backends.testing.ref_contract import RefContract
+from bundler.backends.testing.backend_contract import BackendContract
 from bundler.backends.testing.state_machine import state_machine
 
 __all__ = ["BackendContract", "state_machine"]
-
-
-class BackendContract(ObjectContract, RefContract, LeaseContract):
-    """What every byte store must do; a subclass defines what `ContractHooks` asks for, and is run
-    by pytest.
-
-    Tests of leases are skipped for a store that has none.
-    """

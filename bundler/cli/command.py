@@ -339,7 +339,7 @@ def chosen(
             candidates=sorted(keys),
         )
     if not found:
-        from bundler.store.references import did_you_mean  # few commands are about kernels
+        from bundler.store.stored_manifests import did_you_mean  # few commands are about kernels
 
         names = sorted({name(item) for item in listed})
         there = (

@@ -42,7 +42,7 @@ from bundler.integrations.miss_notes import (
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.machine_store import Store
-from bundler.store.references import did_you_mean
+from bundler.store.stored_manifests import did_you_mean
 from bundler.toolchain import directories
 from bundler.toolchain.recording.spool_records import SpooledEvent
 from bundler.user_warnings import show

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from bundler.lifecycle.kernel_placement import Trust
     from bundler.lifecycle.lifecycle_reports import RestoreReport
     from bundler.lifecycle.machine_store import Store
+    from bundler.store.blob_source import StoredKernel
     from bundler.store.bundle_store import PushMode
-    from bundler.store.kernel_records import KernelRecords, StoredKernel
+    from bundler.store.kernel_records import KernelRecords
     from bundler.toolchain.compile_frames import CompileFrame
     from bundler.user_settings import Settings
 
@@ -143,7 +144,7 @@ class BundleKernels:
         lines.
         """
         if self._moved is None:
-            from bundler.store.moved_index import moved_keys
+            from bundler.store.kernel_index import moved_keys
 
             self._moved = moved_keys(self.bundle.kernels)
         key = self._moved.get(moved)

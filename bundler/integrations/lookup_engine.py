@@ -345,7 +345,7 @@ class Engine(CacheDelegate):
         near = self.store.near_tags(tag) if self.store is not None else ()
         if self.store is None or tag in near:  # the tag is set, and what it names is missing
             return
-        from bundler.store.references import did_you_mean
+        from bundler.store.stored_manifests import did_you_mean
 
         makes = self._writes and self.options.push is not None
         then = "this session makes it at its end" if makes else "nothing is fetched"

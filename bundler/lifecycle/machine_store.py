@@ -82,7 +82,7 @@ class Store(BundleStore):
 
     def _kernel_index(self) -> KernelIndex:
         judge = partial(_code_allowed, self._policy())
-        return KernelIndex(self._backend, self.name, self._limits, judge)
+        return KernelIndex(self._backend, self._limits, judge)
 
     def _policy(self) -> SignaturePolicy | None:
         return policy_in_force() if self.signatures is None else self.signatures
@@ -122,7 +122,7 @@ class Store(BundleStore):
         """
         from bundler.store.store_server import StoreServer  # HTTP takes milliseconds to import
 
-        return StoreServer(self._backend, listen)
+        return StoreServer(self._backend.inner, listen)
 
     def sync_to(
         self,
@@ -158,9 +158,7 @@ class Store(BundleStore):
         """
         from bundler.store.mirror import Mirror  # who restores does without
 
-        mirror = Mirror(
-            self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run
-        )
+        mirror = Mirror(self._backend, target._backend, self._limits, dry_run=dry_run)
         return mirror.run(
             tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch
         )

@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from bundler.backends.breaker import ReadOnly
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.port import Backend
-from bundler.backends.single_tier import Tier
-from bundler.backends.tiers import Tiers
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import Tier, Tiers
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.directory_pack import pack

@@ -6,29 +6,37 @@ units into calls of the byte store, and `open_unit` opens one alone, also for `K
 restore fetches hundreds of units at once: `FetchedUnits` decodes each when the first of its blobs
 is read, so that writing begins with the first kernel.  Blobs are compared with their digests then,
 or, in a restore, where they are written.
+
+`UsageMarks` marks what was pulled as in use, at once or while it is placed; `prune` spares what is
+marked.  In a restore `StoreBlobs` begins it when the first units were read: from then on kernels
+are written, and nobody waits for the server.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import hashlib
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import zstandard
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError, NotFound
-from bundler.format.bundle import BlobSource
+from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import digest_text
+from bundler.format.entries import Kernel
 from bundler.format.frames import FrameBuffers, frame_bytes
 from bundler.format.lazy_kernel import blobs_of_files
 from bundler.format.limits import KIB, Limits
-from bundler.format.manifest import Content
+from bundler.format.manifest import Content, Observation
+from bundler.package_loggers import logger
 from bundler.store import object_proofs, store_layout
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
+from bundler.store.store_failures import DAMAGED, NamedStore, checked, quarantine
 from bundler.store.store_layout import (
     BATCH_BYTES,
     BATCH_KEYS,
@@ -44,7 +52,6 @@ from bundler.store.store_layout import (
     split_unit,
     units_of,
 )
-from bundler.store.usage_marks import UsageMarks
 
 # One fetch is decoded while the next arrives, and kernels of the one before are still being read.
 _FETCHES_IN_USE = 3
@@ -187,11 +194,10 @@ class StoreBlobs(BlobSource):
     permitted, so that the next push sends it again; reading it raises.  Safe under threads.
 
     Args:
-        backend, name: the store.
+        store: the store.
         units: of the bundle that the blobs are of.
         limits: bounds on what is read.
         hints: dictionaries that its units are likely to need.
-        read_only: leave the store as it is.
         marks: marks what was pulled as in use, beside what is done with the first units; None where
             that was done.
     """
@@ -201,21 +207,19 @@ class StoreBlobs(BlobSource):
 
     def __init__(
         self,
-        backend: Backend,
-        name: str,
+        store: NamedStore,
         units: Iterable[Unit] | BundleUnits,
         limits: Limits,
         *,
         hints: Sequence[Hint] = (),
-        read_only: bool = False,
         marks: UsageMarks | None = None,
     ) -> None:
-        self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
+        self._backend, self._limits = store, limits
         self._marks, self._unread, self._fetching = marks, UNMARKED_UNITS, False
-        self.waits = not backend.reads_are_cheap
+        self.waits = not store.reads_are_cheap
         self._hints = list(hints)
-        self._dictionaries = Dictionaries(backend, name, read_only=read_only)
-        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
+        self._dictionaries = Dictionaries(store)
+        self._fetched = FetchedUnits(self._dictionaries, verified=store.verified)
         # Of the launch sets until another blob is asked for.
         self._lazy_units = units if isinstance(units, BundleUnits) else None
         self._units = _by_digest(units.launch if isinstance(units, BundleUnits) else list(units))
@@ -354,12 +358,11 @@ class StoreBlobs(BlobSource):
     def _fetch_all(self, wanted: Mapping[str, Unit]) -> None:
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
-            with store_errors(self._name):
-                found = self._backend.get_within(
-                    unit_bounds(self._backend, batch, self._limits, hinted)
-                )
+            found = self._backend.get_within(
+                unit_bounds(self._backend, batch, self._limits, hinted)
+            )
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
-            lost = self._learn(found.values())
+            lost = learn_dictionaries(found.values(), self._dictionaries)
             for key in (
                 [key for key, value in found.items() if dictionary_of(value) in lost]
                 if lost
@@ -409,11 +412,6 @@ class StoreBlobs(BlobSource):
             for digest in self._dictionaries.unknown(digest for _, digest in chosen)
         ]
 
-    def _learn(self, values: Collection[bytes]) -> list[bytes]:
-        return learn_dictionaries(
-            self._backend, self._dictionaries, values, read_only=self._read_only
-        )
-
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
         self._cache.clear()
@@ -426,28 +424,15 @@ class StoreBlobs(BlobSource):
         damage = self._damaged.pop(unit.key, None)
         if damage is not None:
             raise damage
-        with store_errors(self._name):
-            value = self._backend.get_within(unit_bounds(self._backend, [unit], self._limits)).get(
-                unit.key
-            )
-        if value is None:
-            raise missing_unit(self._name, unit)
-        self._learn([value])
-        blobs = self._open(unit, value)
+        found = self._backend.get_within(unit_bounds(self._backend, [unit], self._limits))
+        learn_dictionaries(found.values(), self._dictionaries)
+        blobs = self._open(unit, found.get(unit.key))
         self._cache.update(blobs)
         self._trim(unit.size)
         return blobs
 
-    def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
-        return open_unit(
-            self._backend,
-            self._name,
-            unit,
-            value,
-            self._limits,
-            self._dictionaries,
-            read_only=self._read_only,
-        )
+    def _open(self, unit: Unit, value: bytes | None) -> dict[bytes, memoryview]:
+        return open_unit(unit, value, self._backend, self._limits, self._dictionaries)
 
     def _trim(self, more_bytes: int) -> None:
         """Let go of what came first, when so much more has come that what is kept has to be counted
@@ -474,6 +459,63 @@ class StoreBlobs(BlobSource):
         self._most_bytes = kept
 
 
+class StoredKernel(BlobSource):
+    """A kernel of the store, and once it was read the source of its bytes.
+
+    Attributes:
+        kernel: the kernel.
+        seen: what was observed when it was recorded.
+        named_by: keys of the objects that lead to its units.
+        code: whether signatures let code of the bundle that it came with be used.
+        units: what its files are stored in.
+        blobs: its verified bytes, by raw digest.
+    """
+
+    verified = True
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        seen: Observation,
+        named_by: tuple[str, ...] = (),
+        *,
+        code: bool = False,
+    ) -> None:
+        self.kernel, self.seen, self.named_by, self.code = kernel, seen, named_by, code
+        self.units = list(store_layout.units_of_kernels([kernel]))
+        self.blobs: dict[bytes, memoryview] = {}
+
+    @property
+    def seconds(self) -> float:
+        """How long its compile took, 0 when that is not known."""
+        return sum([us for _, us in self.seen.times_us]) / 1e6
+
+    def keeping(self, keep: Keep) -> StoredKernel:
+        """Return the same with the files that are wanted of it."""
+        if keep == "all":
+            return self
+        kernel = self.kernel.with_artifacts(self.kernel.launch_set)
+        return StoredKernel(kernel, self.seen, self.named_by, code=self.code)
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the bytes of a file; raises `NotFound`."""
+        return bytes(self.view_blobs([digest])[0])
+
+    def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the bytes of several files; raises `NotFound`."""
+        try:
+            return [self.blobs[digest] for digest in digests]
+        except KeyError as error:
+            raise NotFound(f"{self.kernel.key}: no such file", key=self.kernel.key) from error
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the same."""
+        return self.view_blobs(digests)
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Its bytes are here."""
+
+
 def unit_bounds(
     backend: Backend, units: Collection[Unit], limits: Limits, dictionaries: Collection[str] = ()
 ) -> dict[str, int]:
@@ -485,65 +527,46 @@ def unit_bounds(
     return store_layout.bounds_of_keys(dictionaries) | store_layout.bounds_of_units(units)
 
 
-def learn_dictionaries(
-    backend: Backend,
-    dictionaries: Dictionaries,
-    values: Iterable[bytes],
-    *,
-    read_only: bool = False,
-) -> list[bytes]:
-    """Fetch the dictionaries of some units that nobody told us of, and mark them as in use; returns
-    those that are not to be had.
+def learn_dictionaries(values: Iterable[bytes], dictionaries: Dictionaries) -> list[bytes]:
+    """Fetch the dictionaries that some units need, where that is not known; returns those that are
+    not to be had.
     """
     needed = {digest for digest in map(dictionary_of, values) if digest is not None}
-    new = dictionaries.unknown(needed) if needed else []
-    if not new:
-        return []
-    dictionaries.fetch(new)
-    if not read_only:
-        with contextlib.suppress(BundlerError), store_errors(dictionaries.name):
-            backend.touch([dictionary_key(digest) for digest in new])
-    return dictionaries.unknown(new)
-
-
-def missing_unit(name: str, unit: Unit) -> NotFound:
-    """Return the error for a unit that a store lacks."""
-    return NotFound(f"{name}: {unit.key} is missing; push the bundle again", key=unit.key)
+    return dictionaries.learn(needed) if needed else []
 
 
 def open_unit(
-    backend: Backend,
-    name: str,
     unit: Unit,
-    value: bytes,
+    value: bytes | None,
+    store: NamedStore,
     limits: Limits,
     dictionaries: Dictionaries,
-    *,
-    read_only: bool = False,
 ) -> dict[bytes, memoryview]:
     """Return the verified blobs of a stored unit; one that is damaged, or whose dictionary is gone,
     is removed, unless the store is to be left as it is.
 
     Raises:
         DigestMismatch, FormatError: it is damaged.
-        NotFound: its dictionary is not to be had.
+        NotFound: the store has no such unit, or its dictionary is not to be had.
     """
+    if value is None:
+        raise NotFound(f"{store.name}: {unit.key} is missing; push the bundle again", key=unit.key)
 
     def split(value: bytes) -> dict[bytes, memoryview]:
         payload = unit_payload(
-            value, unit.key, unit.size, limits, dictionaries, name, verified=backend.verified
+            value, unit.key, unit.size, limits, dictionaries, verified=store.verified
         )
         return split_unit(payload, unit)
 
     try:
-        return checked(backend, name, unit.key, value, split, () if read_only else DAMAGED)
+        return checked(unit.key, value, store, split)
     except NotFound:
         digest = dictionary_of(value)
-        if digest is not None and not read_only:
+        if digest is not None and not store.read_only:
             # Nowhere, and not only kept from us by a tier that is silent.
-            with contextlib.suppress(BundlerError), store_errors(name):
-                if not backend.exists([dictionary_key(digest)]):
-                    quarantine(backend, name, unit.key)
+            with contextlib.suppress(BundlerError):
+                if not store.exists([dictionary_key(digest)]):
+                    quarantine(store, unit.key)
         raise
 
 
@@ -553,7 +576,6 @@ def unit_payload(
     size: int | None,
     limits: Limits,
     dictionaries: Dictionaries,
-    name: str,
     *,
     verified: bool = False,
 ) -> bytes:
@@ -562,17 +584,16 @@ def unit_payload(
     Raises as `checked_frame` and `decompress`, and `NotFound` when the dictionary that it needs is
     missing.
     """
-    frame = checked_frame(
-        value, key, size, verified=verified
-    )  # before the store is asked for what a damaged one names
+    # Before the store is asked for what a damaged one names.
+    frame = checked_frame(value, key, size, verified=verified)
     digest = dictionary_of(value)
     if digest is None:
         return decompress(frame, key, size, limits)
     dictionary = dictionaries.get(digest)
     if dictionary is None:
         raise NotFound(
-            f"{name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push"
-            " the bundle again",
+            f"{dictionaries.name}: {key} needs the dictionary {dictionary_key(digest)}, which is"
+            " missing; push the bundle again",
             key=key,
         )
     return decompress(frame, key, size, limits, dictionary.data)
@@ -604,3 +625,68 @@ def _by_digest(units: Sequence[Unit]) -> Mapping[bytes, Sequence[Unit]]:
         for digest, _ in unit.blobs:
             found.setdefault(digest, []).append(unit)
     return found
+
+
+_log = logger("bundler.store")
+
+
+class UsageMarks:
+    """Objects that are touched once: in a thread of its own after `begin`, else in `finish`.
+
+    A store that we may only read, or that does not answer, stays as it is.
+
+    Args:
+        store: the store.
+        keys: of a manifest and dictionaries.
+        units: returns those of the bundle; they are asked for, and their keys computed, when they
+            are touched.
+    """
+
+    def __init__(
+        self,
+        store: NamedStore,
+        keys: Collection[str],
+        units: Callable[[], Collection[Unit]],
+    ) -> None:
+        self._backend, self._keys, self._units = store, keys, units
+        # An interrupt may arrive while the thread is being started: who touches them is decided
+        # under this lock.
+        self._gate = threading.Lock()
+        self._asked = self._taken = self._apart = False
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Begin, unless that was done."""
+        if not self._asked:
+            self._asked = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had: it is left to `finish`
+                _thread.start_new_thread(self._touch_apart, ())
+
+    def wait(self) -> None:
+        """Wait for the thread, if it has begun."""
+        if self._apart:
+            self._ended.wait()
+
+    def finish(self) -> None:
+        """See to it that they were touched; calling this again is fine."""
+        with self._gate:
+            ours, self._taken = not self._taken, True
+        if ours:
+            self._touch()
+        self.wait()
+
+    def _touch_apart(self) -> None:
+        with self._gate:
+            if self._taken:
+                return
+            self._taken = self._apart = True
+        try:
+            self._touch()
+        finally:
+            self._ended.set()
+
+    def _touch(self) -> None:
+        try:
+            self._backend.touch([*self._keys, *[unit.key for unit in self._units()]])
+        except BundlerError as error:
+            _log.info("%s: not marked as in use: %s", self._backend.name, error)

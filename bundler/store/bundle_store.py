@@ -2,7 +2,7 @@
 """`BundleStore`: push and pull bundles, and give them tags.
 
 `bundler/lifecycle/machine_store.py` derives `Store` from it, which users open; listing, checking
-and pruning are done by `Maintenance`.
+and pruning come from `Maintenance`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.package_loggers import logger
 from bundler.store import store_layout
-from bundler.store.blob_source import BundleUnits, StoreBlobs, unit_batches
+from bundler.store.blob_source import BundleUnits, StoreBlobs, UsageMarks, unit_batches
 from bundler.store.dictionaries import UnitCompression
-from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
+from bundler.store.kernel_index import BundlePlace, names_in, sample
 from bundler.store.maintenance import Maintenance
-from bundler.store.prune_choice import GRACE_S, PruneRequest
-from bundler.store.references import References
-from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_failures import DAMAGED, checked
 from bundler.store.store_layout import BATCH_BYTES, Hint, Unit
 from bundler.store.store_reports import (
-    PruneReport,
     PushProgress,
     PushReport,
-    StoreStats,
-    TagInfo,
-    VerifyReport,
 )
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
-from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
-from bundler.store.usage_marks import UsageMarks
+from bundler.store.stored_manifests import (
+    References,
+    current_manifest,
+    read_manifest,
+    seen_too,
+    without,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,7 +75,7 @@ _Seen = Callable[[Content], None]
 _log = logger("bundler.store")
 
 
-class BundleStore:
+class BundleStore(Maintenance):
     """Bundles in a byte store, shared by any number of processes.
 
     Guarantees: a manifest is written after every unit that it names was acknowledged, and a tag
@@ -97,10 +96,8 @@ class BundleStore:
     signatures: SignaturePolicy | None = None
 
     def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._backend, self.name, self._limits = backend, name, limits
-        self._maintenance = Maintenance(backend, name, limits)
-        self._references = References(backend, name)
-        self._index = KernelIndex(backend, name, limits)
+        super().__init__(backend, name, limits)
+        self._references = References(self._backend)
 
     @observers.observing("push", "digest", "bytes_sent", "blobs_sent")
     def push(
@@ -144,25 +141,19 @@ class BundleStore:
                 bundle,
                 f"nothing was pushed to {self.name}; --allow-empty, or allow_empty=True, pushes it",
             )
-        from bundler.store.push_signatures import (  # who only pulls imports this module too
-            PushSignatures,
-            signing_key,
-        )
+        # Who only pulls imports this module too.
+        from bundler.store.push_signatures import PushSignatures, signing_key
 
         started = time.monotonic()
         ref = None if tag is None else store_layout.tag_key(tag)
-        sent, signatures = (
-            PushProgress(),
-            PushSignatures(self._backend, self.name, signing_key(key), bundle, tag),
-        )
+        sent = PushProgress()
+        signatures = PushSignatures(self._backend, signing_key(key), bundle, tag)
         # Each round merges with what the tag says now; units that an earlier round sent are present
         # in the next.
         for _ in range(SWAP_ATTEMPTS):
-            before = self._ref(ref)
-            current, hints = (
-                current_manifest(before, tag, damaged_ok=mode == "replace"),
-                store_layout.hints_of(before),
-            )
+            before = None if ref is None else self._backend.read_ref(ref)
+            current = current_manifest(before, tag, damaged_ok=mode == "replace")
+            hints = store_layout.hints_of(before)
             final, held = self._combined(
                 bundle, tag, current, mode, hints, partial(signatures.check_merge, before)
             )
@@ -181,7 +172,7 @@ class BundleStore:
                 held = names_in(final.content)
             held = held if sent.indexed else frozenset()
             sent.bytes += self._index.add(final.content, place, held, fresh=fresh, over=over)
-            if ref is None or before == value or self._swap(ref, before, value):
+            if ref is None or before == value or self._backend.swap_ref(ref, before, value):
                 return PushReport(
                     final.digest,
                     sent.units,
@@ -228,10 +219,6 @@ class BundleStore:
         """Whether anything can be stored; False where every tier was opened for reading alone."""
         return self._backend.writable
 
-    def tags(self) -> tuple[TagInfo, ...]:
-        """Return every tag, by name, with what is in its bundle."""
-        return tuple(self._maintenance.tags())
-
     def near_tags(self, tag: str) -> tuple[str, ...]:
         """Return up to three tags that are called so or almost so, the nearest first; raises as
         `tags`.
@@ -241,53 +228,13 @@ class BundleStore:
     def delete_tag(self, tag: str) -> bool:
         """Remove a tag; True when it was set.  What it named stays until `prune`."""
         key = store_layout.tag_key(tag)
-        with store_errors(self.name):
-            for _ in range(SWAP_ATTEMPTS):
-                value = self._backend.read_ref(key)
-                if value is None:
-                    return False
-                if self._backend.swap_ref(key, value, None):
-                    return True
+        for _ in range(SWAP_ATTEMPTS):
+            value = self._backend.read_ref(key)
+            if value is None:
+                return False
+            if self._backend.swap_ref(key, value, None):
+                return True
         raise StoreUnavailable(f"{self.name}: tag {tag} keeps changing; try again", tag=tag)
-
-    def stats(self) -> StoreStats:
-        """Return what the store holds."""
-        return self._maintenance.stats()
-
-    def verify(
-        self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None
-    ) -> VerifyReport:
-        """Read and check everything; with `repair`, damaged objects are removed, so that the next
-        push sends them again.
-
-        `watch` is told how many objects of how many were read.
-        """
-        return self._maintenance.verify(repair=repair, watch=watch)
-
-    def prune(
-        self,
-        max_bytes: int | None = None,
-        older_than_s: float | None = None,
-        dry_run: bool = False,
-        *,
-        grace_s: float = GRACE_S,
-        watch: Callable[[int, int], object] | None = None,
-    ) -> PruneReport:
-        """Remove what no tag reaches, oldest first; never what a tag reaches.  `watch` is told how
-        many objects of how many are gone.
-
-        Args:
-            max_bytes: stop when the store holds no more than this; None removes all that may be
-                removed.
-            older_than_s: only what was not used for so many seconds.
-            dry_run: remove nothing, only say what would be.
-            grace_s: nothing that was used in so many last seconds on the store's own clock, since a
-                push may be about to name it; one that takes longer may lose units, whose kernels
-                are misses until the next push.
-        """
-        return self._maintenance.prune(
-            PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch
-        )
 
     def close(self) -> None:
         """Release the byte store; closing twice is fine."""
@@ -301,14 +248,6 @@ class BundleStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-    def _ref(self, key: str | None) -> bytes | None:
-        with store_errors(self.name):
-            return None if key is None else self._backend.read_ref(key)
-
-    def _swap(self, key: str, before: bytes | None, value: bytes) -> bool:
-        with store_errors(self.name):
-            return self._backend.swap_ref(key, before, value)
 
     def _combined(
         self,
@@ -336,16 +275,15 @@ class BundleStore:
         try:
             if same:
                 # Merged with itself a bundle stays what it is: nothing is decoded.
-                stored = read_manifest(self._backend, self.name, current, self._limits)
+                stored = read_manifest(self._backend, current, self._limits)
                 return seen_too(bundle, stored, self._limits), there
             held = self._open(SignedTag(tag, current, hints))
             check_merge(held)
         except (NotFound, DigestMismatch) as error:
-            with store_errors(self.name):
-                if self._backend.exists([current]):
-                    # the manifest is there: it may have been damaged on its way here, and arrive
-                    # whole the next time
-                    raise
+            if self._backend.exists([current]):
+                # the manifest is there: it may have been damaged on its way here, and arrive
+                # whole the next time
+                raise
             # A tag without its manifest names nothing that could be merged; the push repairs it.
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
             return bundle, nothing
@@ -381,9 +319,7 @@ class BundleStore:
             present -= self._without_dictionary(there, {digest for _, digest in lost})
         missing = [unit for key, unit in units.items() if key not in present]
         sent.present += len(units) - len(missing)
-        compression = UnitCompression(
-            self._backend, self.name, [hint for hint in hints if hint not in lost]
-        )
+        compression = UnitCompression(self._backend, [hint for hint in hints if hint not in lost])
         if missing and not self._backend.reads_are_cheap:
             new = compression.choose(missing, partial(_payload, bundle))
             if new:
@@ -398,15 +334,13 @@ class BundleStore:
                 self._put(values, units)
                 sent.bytes += _size(values)
                 sent.units += len(values)
-        with store_errors(self.name):
-            # before the manifest: after a power failure it must not name what was lost
-            self._backend.flush()
+        # before the manifest: after a power failure it must not name what was lost
+        self._backend.flush()
         sent.known = manifest in present
         if not sent.known:
             values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
             self._put(values, units)
-            with store_errors(self.name):
-                self._backend.flush()
+            self._backend.flush()
             sent.bytes += _size(values)
         return manifest, compression.hints({unit.family for unit in units.values()})
 
@@ -414,13 +348,10 @@ class BundleStore:
         self, units: Mapping[str, store_layout.Unit], others: list[str], sent: PushProgress
     ) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
-        if (
-            self._backend.reads_are_cheap
-        ):  # then `_present` reads the objects, so batches are bounded by bytes
-            asked = [
-                others,
-                *([unit.key for unit in batch] for batch in unit_batches(units.values())),
-            ]
+        if self._backend.reads_are_cheap:
+            # Then `_present` reads the objects, so batches are bounded by bytes.
+            of_units = ([unit.key for unit in batch] for batch in unit_batches(units.values()))
+            asked = [others, *of_units]
         else:
             asked = list(batches([*others, *units], store_layout.BATCH_KEYS))
         return set().union(*(self._present(keys, units, sent) for keys in asked))
@@ -432,16 +363,15 @@ class BundleStore:
         returns them.
         """
         gone: set[str] = set()
-        with store_errors(self.name):
-            for batch in unit_batches(units):
-                found = self._backend.get_within(
-                    store_layout.bounds_of_heads(unit.key for unit in batch)
-                )
-                useless = [
-                    key for key, value in found.items() if store_layout.dictionary_of(value) in lost
-                ]
-                gone.update(useless)
-                self._backend.delete(useless)
+        for batch in unit_batches(units):
+            found = self._backend.get_within(
+                store_layout.bounds_of_heads(unit.key for unit in batch)
+            )
+            useless = [
+                key for key, value in found.items() if store_layout.dictionary_of(value) in lost
+            ]
+            gone.update(useless)
+            self._backend.delete(useless)
         return gone
 
     def _payloads(
@@ -459,8 +389,7 @@ class BundleStore:
         """Store objects, and read them back where that is cheap, so that no tag names an object
         that did not arrive whole.
         """
-        with store_errors(self.name):
-            self._backend.put(values)
+        self._backend.put(values)
         if self._backend.reads_are_cheap:
             lost = values.keys() - self._present(list(values), units, PushProgress())
             if lost:
@@ -474,29 +403,27 @@ class BundleStore:
         """Return which objects are there, marked as in use; damaged ones are removed where reading
         them back is cheap.
         """
-        with store_errors(self.name):
-            if not self._backend.reads_are_cheap:
-                return self._backend.claim(keys)
-            # Touched before they are read: a prune that runs meanwhile then removes none of them.
-            self._backend.touch(keys)
-            others = store_layout.bounds_of_keys(
-                [key for key in keys if key not in units], self._limits
-            )
-            found = self._backend.get_within(
-                others | store_layout.bounds_of_units([units[key] for key in keys if key in units])
-            )
+        if not self._backend.reads_are_cheap:
+            return self._backend.claim(keys)
+        # Touched before they are read: a prune that runs meanwhile then removes none of them.
+        self._backend.touch(keys)
+        others = store_layout.bounds_of_keys(
+            [key for key in keys if key not in units], self._limits
+        )
+        found = self._backend.get_within(
+            others | store_layout.bounds_of_units([units[key] for key in keys if key in units])
+        )
         sound = {key for key, value in found.items() if store_layout.is_sound_object(value)}
         for key in found.keys() - sound:
             check = partial(
                 store_layout.checked_frame, key=key, size=units[key].size if key in units else None
             )
             try:
-                checked(self._backend, self.name, key, found[key], check)
+                checked(key, found[key], self._backend, check)
                 sound.add(key)
             except DigestMismatch:
                 sent.repaired += 1
-        with store_errors(self.name):
-            stuck = self._backend.exists(found.keys() - sound)
+        stuck = self._backend.exists(found.keys() - sound)
         if stuck:
             raise StoreUnavailable(
                 f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent"
@@ -526,25 +453,20 @@ class BundleStore:
         seen: _Seen | None = None,
     ) -> Bundle:
         backend, manifest, hints = self._backend, found.manifest, found.hints
-        content_bytes, observed_bytes = read_manifest(
-            backend, self.name, manifest, self._limits, read_only=read_only
-        )
+        backend = backend.untouched if read_only else backend
+        content_bytes, observed_bytes = read_manifest(backend, manifest, self._limits)
         content = Content.decode(content_bytes, self._limits)
         if seen is not None:
             seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
         units = BundleUnits(content)
         marks = (
-            None
-            if read_only
-            else UsageMarks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
+            None if read_only else UsageMarks(backend, [manifest, *map(_key_of, hints)], units.all)
         )
-        blobs = StoreBlobs(
-            backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks
-        )
+        blobs = StoreBlobs(backend, units, self._limits, hints=hints, marks=marks)
         if marks is not None and seen is None:
             marks.finish()
-        signed = StoreSignatures(backend, self.name, manifest, found.envelopes, doubt)
+        signed = StoreSignatures(backend, manifest, found.envelopes, doubt)
         return Bundle(content, observed, blobs, content_bytes=content_bytes, signed=signed)
 
 
@@ -574,9 +496,8 @@ class ParallelCompression:
         self._pool: ThreadPoolExecutor | None = None
         threads = processors(_MOST_THREADS)
         if units >= _LEAST_UNITS and threads > 1:
-            from concurrent.futures import (
-                ThreadPoolExecutor,  # who only pulls imports this module too
-            )
+            # Who only pulls imports this module too.
+            from concurrent.futures import ThreadPoolExecutor
 
             self._pool = ThreadPoolExecutor(threads)
 

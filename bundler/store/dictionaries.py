@@ -23,12 +23,11 @@ from functools import partial
 
 import zstandard
 
-from bundler.backends.port import Backend
-from bundler.errors import FormatError, NotFound
+from bundler.errors import BundlerError, FormatError, NotFound
 from bundler.format.digest import check_digest, sha256
 from bundler.format.limits import KIB, MIB
 from bundler.store import store_layout
-from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_failures import DAMAGED, NamedStore, checked
 from bundler.store.store_layout import DICTIONARY_BYTES
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
@@ -115,12 +114,11 @@ class Dictionaries:
     Safe under threads, without locks: single operations on dictionaries are atomic.
 
     Args:
-        backend, name: the store.
-        read_only: leave the store as it is.
+        store: the store.
     """
 
-    def __init__(self, backend: Backend, name: str, *, read_only: bool = False) -> None:
-        self._backend, self.name, self._read_only = backend, name, read_only
+    def __init__(self, store: NamedStore) -> None:
+        self._backend, self.name = store, store.name
         self._known: dict[bytes, Dictionary] = {}
 
     def get(self, digest: bytes) -> Dictionary | None:
@@ -145,21 +143,14 @@ class Dictionaries:
         """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
         wanted = self.unknown(digests)
         if wanted:
-            with store_errors(self.name):
-                self.take(
-                    self._backend.get_within(
-                        store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
-                    )
-                )
+            asked = store_layout.bounds_of_keys(map(store_layout.dictionary_key, wanted))
+            self.take(self._backend.get_within(asked))
 
     def take(self, values: Mapping[str, bytes]) -> None:
         """Keep dictionaries that the store gave; a damaged one counts as missing."""
-        removable = () if self._read_only else DAMAGED
         for key, value in values.items():
             try:
-                found = checked(
-                    self._backend, self.name, key, value, partial(opened, key), removable
-                )
+                found = checked(key, value, self._backend, partial(opened, key))
             except DAMAGED:
                 continue
             # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the
@@ -167,6 +158,19 @@ class Dictionaries:
             for oldest in list(self._known)[: max(0, len(self._known) + 1 - KEPT)]:
                 self._known.pop(oldest, None)
             self._known[found.digest] = found
+
+    def learn(self, digests: Collection[bytes]) -> list[bytes]:
+        """Fetch dictionaries that nobody told us of, and mark them as in use; returns those that
+        are not to be had.
+        """
+        new = self.unknown(digests)
+        if not new:
+            return []
+        self.fetch(new)
+        if not self._backend.read_only:
+            with contextlib.suppress(BundlerError):
+                self._backend.touch([store_layout.dictionary_key(digest) for digest in new])
+        return self.unknown(new)
 
 
 def opened(key: str, value: bytes) -> Dictionary:
@@ -185,12 +189,12 @@ class UnitCompression:
     """How one push compresses its units, family by family.
 
     Args:
-        backend, name: the store.
+        store: the store.
         hints: dictionaries that the tag names, the latest first.
     """
 
-    def __init__(self, backend: Backend, name: str, hints: Sequence[store_layout.Hint]) -> None:
-        self._dictionaries, self._hints = Dictionaries(backend, name), list(hints)
+    def __init__(self, store: NamedStore, hints: Sequence[store_layout.Hint]) -> None:
+        self._dictionaries, self._hints = Dictionaries(store), list(hints)
         self._chosen: dict[str, Dictionary] = {}
         self._of_thread = threading.local()
 

@@ -28,7 +28,7 @@ from bundler.format.digest import sha256
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.store import store_layout
 from bundler.store.kernel_index import KernelIndex, file_name, index_key
-from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.store_failures import DAMAGED, checked, named, read_sound
 
 FILES = f"{store_layout.MAJOR}/s"
 _VERSION = 1
@@ -61,8 +61,9 @@ class FileRecords:
         index: KernelIndex | None = None,
         code: bool = False,
     ) -> None:
-        self._backend, self.name, self._limits, self._readable = backend, name, limits, readable
-        self._index, self._code = index or KernelIndex(backend, name, limits), code
+        self._backend, self.name = named(backend, name), name
+        self._limits, self._readable = limits, readable
+        self._index, self._code = index or KernelIndex(self._backend, limits), code
 
     def look_up(self, name: str) -> bytes | None:
         """Return the bytes of a file, None when there is none or it is damaged; as
@@ -86,13 +87,12 @@ class FileRecords:
             published = {_key(name): name for name in batch} if self._readable else {}
             pushed = {index_key(file_name(name)): name for name in batch}
             asked = store_layout.bounds_of_keys([*published, *pushed], self._limits)
-            with store_errors(self.name):
-                values = self._backend.get_within(asked)
+            values = self._backend.get_within(asked)
             for key in published.keys() & values.keys():
                 name = published[key]
                 decode = partial(self._decode, name)
                 with contextlib.suppress(*DAMAGED):
-                    found[name] = checked(self._backend, self.name, key, values[key], decode)
+                    found[name] = checked(key, values[key], self._backend, decode)
             left = [key for key in pushed.keys() & values.keys() if pushed[key] not in found]
             places = self._index.decode_places({key: values[key] for key in left})
             for key, place in places.items():
@@ -112,8 +112,7 @@ class FileRecords:
         value = store_layout.encode_object(
             wire.pack([_VERSION, name, names.check_file_name(filename), data])
         )
-        with store_errors(self.name):
-            return bool(self._backend.put({_key(name): value}))
+        return bool(self._backend.put({_key(name): value}))
 
     def listed(self, prefix: str, most: int) -> Iterator[tuple[str, bytes]]:
         """Yield (name, bytes) of the files whose name begins so, the newest first; damaged ones are
@@ -128,38 +127,19 @@ class FileRecords:
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        with store_errors(self.name):
-            stats = sorted(
-                self._backend.list(FILES) if self._readable else (),
-                key=lambda stat: -stat.modified_s,
-            )
+        stats = sorted(
+            self._backend.list(FILES) if self._readable else (),
+            key=lambda stat: -stat.modified_s,
+        )
         left = most
-        for batch in batches([stat.key for stat in stats], store_layout.BATCH_KEYS):
-            with store_errors(self.name):
-                values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
-            for key in batch:
-                if (
-                    left
-                    and key in values
-                    and (found := self._named(key, values[key]))
-                    and found[0].startswith(prefix)
-                ):
-                    left -= 1
-                    yield found
+        keys = [stat.key for stat in stats]
+        for key, found in read_sound(self._backend, keys, self._limits, self._opened):
+            # One of another name stands under a key that is not its own.
+            if left and _key(found[0]) == key and found[0].startswith(prefix):
+                left -= 1
+                yield found
             if not left:
                 return
-
-    def _named(self, key: str, value: bytes) -> tuple[str, bytes] | None:
-        """Return name and bytes of a file that was listed; None when it is damaged, or stands under
-        the key of another name.
-        """
-        try:
-            known_by, data = checked(
-                self._backend, self.name, key, value, partial(self._opened, key)
-            )
-        except DAMAGED:
-            return None
-        return (known_by, data) if _key(known_by) == key else None
 
     def _decode(self, name: str, value: bytes) -> bytes:
         known_by, data = self._opened(_key(name), value)

@@ -13,8 +13,17 @@ An entry is a hint: who follows it reads what the tag names now, else the manife
 kernel where one of them has it.  So one that names what was pruned, replaced or never arrived costs
 a miss and nothing else.  All entries of one push have the same value.
 
+`MovedIndex` says under which key a kernel was recorded, by the parts of its key without lines; so
+the kernel of a function that only moved is found::
+
+    v1/l/<moved key>   an object: magic, digest and zstd as of a manifest, and in it [1, kernel key]
+
+Such an entry is a hint too: who follows it looks the kernel up by its key, and proves that it is
+the one.  One that leads nowhere is removed by who finds that out.
+
 `BundleStore.push` and `Mirror` add entries once the manifest is there, `KernelRecords` and
-`FileRecords` follow them, `Maintenance` mends and prunes them.
+`FileRecords` follow them, and sessions that take moved kernels; `Maintenance` mends and prunes
+them.
 """
 
 from __future__ import annotations
@@ -24,20 +33,20 @@ from functools import partial
 from typing import NamedTuple
 
 from bundler.backends.batches import batches
-from bundler.backends.port import Backend
-from bundler.errors import AccessDenied, FormatError, NotFound, Untrusted
+from bundler.errors import AccessDenied, FormatError, NotFound, UnsafeName, Untrusted
 from bundler.format import names, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.candidate_timings import id_of, time_of, to_file
 from bundler.format.digest import digest_raw, sha256
 from bundler.format.entries import HelperLibrary, Kernel, TuningFile
+from bundler.format.keyparts import FUNCTIONS_PART, moved_key_of
+from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.package_loggers import logger
 from bundler.store import store_layout
-from bundler.store.blob_source import StoreBlobs
-from bundler.store.moved_index import MovedIndex
-from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.blob_source import StoreBlobs, StoredKernel
+from bundler.store.store_failures import DAMAGED, NamedStore, checked, read_sound
 from bundler.store.store_signatures import StoreSignatures, envelopes_in
 from bundler.store.stored_manifests import read_manifest
 
@@ -48,7 +57,6 @@ FILES_INDEX = f"{INDEX}/f"
 SAMPLE = 8
 # Bundles that were read for a kernel: the next kernel is often of the same one.
 _REMEMBERED = 8
-_VERSION = 1
 _log = logger("bundler.store")
 
 
@@ -61,17 +69,6 @@ class BundlePlace(NamedTuple):
     tag: str
 
 
-class Indexed(NamedTuple):
-    """A kernel that was found: the manifest that has it, what was observed of it, and whether
-    code of its bundle may be used.
-    """
-
-    kernel: Kernel
-    seen: Observation
-    manifest: str
-    code: bool
-
-
 class _ReadBundle(NamedTuple):
     """A bundle that was read, its kernels by key, and what its signatures allow."""
 
@@ -82,12 +79,12 @@ class _ReadBundle(NamedTuple):
     usable: bool
     code: bool
 
-    def find(self, key: str) -> Indexed | None:
+    def find(self, key: str) -> StoredKernel | None:
         kernel = self.kernels.get(key) if self.usable else None
         if kernel is None:
             return None
         seen = self.observed.kernels.get(key, Observation())
-        return Indexed(kernel, seen, self.manifest, self.code)
+        return StoredKernel(kernel, seen, (index_key(key), self.manifest), code=self.code)
 
 
 #: Judges a bundle by its signatures: whether its kernels may be used, and whether the code in it
@@ -107,7 +104,7 @@ class KernelIndex:
     Does not guarantee that the units of a kernel are there: who reads them finds out.
 
     Args:
-        backend, name: the store.
+        store: the store.
         limits: bounds on what is read.
         judge: says of a bundle whether its code may be used; raises `Untrusted` where nothing of
             it may.
@@ -118,15 +115,15 @@ class KernelIndex:
     """
 
     def __init__(
-        self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, judge: Judge = _allow
+        self, store: NamedStore, limits: Limits = DEFAULT_LIMITS, judge: Judge = _allow
     ) -> None:
-        self._backend, self._name, self._limits, self._judge = backend, name, limits, judge
+        self._backend, self._limits, self._judge = store, limits, judge
         # Replaced as a whole: threads read it without a
         # lock, which a fork could leave locked.
         self.held: tuple[_ReadBundle, ...] = ()
-        self.moved = MovedIndex(backend, name, limits)
+        self.moved = MovedIndex(store, limits)
 
-    def remembered(self, keys: Iterable[str]) -> dict[str, Indexed]:
+    def remembered(self, keys: Iterable[str]) -> dict[str, StoredKernel]:
         """Return the kernels that bundles which were read before have; asks the store nothing."""
         held = self.held
         found = ((key, _first(held, key)) for key in keys) if held else ()
@@ -136,7 +133,7 @@ class KernelIndex:
         """Forget the bundles that were read: one of them lacks what it had."""
         self.held = ()
 
-    def find(self, keys: Collection[str]) -> dict[str, Indexed]:
+    def find(self, keys: Collection[str]) -> dict[str, StoredKernel]:
         """Return the kernels that a bundle has, by key: two round trips more for each bundle that
         was not read before.
 
@@ -177,11 +174,11 @@ class KernelIndex:
             return None
         digest = digest_raw(artifact.digest)
         unit = store_layout.Unit(((digest, artifact.size),))
-        blobs = StoreBlobs(self._backend, self._name, [unit], self._limits, read_only=True)
+        blobs = StoreBlobs(self._backend.untouched, [unit], self._limits)
         try:
             return blobs.read_blob(digest)
         except (NotFound, *DAMAGED) as error:
-            _log.info("%s: %s is not found where it was: %s", self._name, entry.path, error)
+            _log.info("%s: %s is not found where it was: %s", self._backend.name, entry.path, error)
             return None
 
     def places(self, keys: Collection[str]) -> dict[str, BundlePlace]:
@@ -194,8 +191,7 @@ class KernelIndex:
         wanted = {index_key(key): key for key in keys}
         found: dict[str, BundlePlace] = {}
         for batch in batches(wanted, store_layout.BATCH_KEYS):
-            with store_errors(self._name):
-                values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
+            values = self._backend.get_within(store_layout.bounds_of_keys(batch, self._limits))
             places = self.decode_places(values)
             found |= {wanted[stored]: place for stored, place in places.items()}
         return found
@@ -208,7 +204,7 @@ class KernelIndex:
             if (place := decoded.get(value)) is None:
                 try:
                     decode = partial(decode_place, stored)
-                    place = checked(self._backend, self._name, stored, value, decode)
+                    place = checked(stored, value, self._backend, decode)
                 except DAMAGED:
                     continue
                 decoded[value] = place
@@ -250,7 +246,7 @@ class KernelIndex:
             there = self.places(others) if fresh else there
             sent |= self._put_over(others, there, place, over=over)
         except AccessDenied as error:
-            _log.warning("%s: kernels are found by tag alone: %s", self._name, error)
+            _log.warning("%s: kernels are found by tag alone: %s", self._backend.name, error)
             return 0
         if self._backend.reads_are_cheap and sent:
             self.places(sent)  # which removes one that did not arrive whole
@@ -284,10 +280,9 @@ class KernelIndex:
                 )
             ]
             try:
-                with store_errors(self._name):
-                    self._backend.delete([index_key(key) for key in bad if key in there])
+                self._backend.delete([index_key(key) for key in bad if key in there])
             except AccessDenied as error:  # as damage in a store that we may only read
-                _log.warning("%s: entries cannot be removed: %s", self._name, error)
+                _log.warning("%s: entries cannot be removed: %s", self._backend.name, error)
                 continue
             written |= self._put(sorted(bad), place)
         return len(written)
@@ -296,8 +291,7 @@ class KernelIndex:
         """Add entries; returns the kernels that had none."""
         value, created = encode_place(place), set[str]()
         for batch in batches(keys, store_layout.BATCH_KEYS):
-            with store_errors(self._name):
-                created |= self._backend.put({index_key(key): value for key in batch})
+            created |= self._backend.put({index_key(key): value for key in batch})
         return {key for key in keys if index_key(key) in created}
 
     def _put_over(
@@ -318,25 +312,22 @@ class KernelIndex:
         wrong = elsewhere if over else {one for one in elsewhere if not self._leads(one)}
         again = [key for key in keys if there.get(key) in wrong]
         if again:
-            with store_errors(self._name):
-                self._backend.delete(list(map(index_key, again)))
+            self._backend.delete(list(map(index_key, again)))
         return self._put(again, place)
 
     def _leads(self, place: BundlePlace) -> bool:
         """Tell whether something is where an entry points to."""
-        with store_errors(self._name):
-            return bool(
-                (place.tag and self._backend.read_ref(store_layout.tag_key(place.tag)) is not None)
-                or self._backend.exists([place.manifest])
-            )
+        return bool(
+            (place.tag and self._backend.read_ref(store_layout.tag_key(place.tag)) is not None)
+            or self._backend.exists([place.manifest])
+        )
 
     def _followed(self, place: BundlePlace) -> Iterator[_ReadBundle]:
         """Yield the bundles that an entry leads to: what the tag names now has, as a rule, all
         that was ever pushed to it.
         """
         if place.tag:
-            with store_errors(self._name):
-                value = self._backend.read_ref(store_layout.tag_key(place.tag))
+            value = self._backend.read_ref(store_layout.tag_key(place.tag))
             try:
                 manifest = store_layout.decode_tag(value or b"", place.tag)
             except FormatError:  # the tag is gone or damaged
@@ -359,17 +350,15 @@ class KernelIndex:
 
     def _read(self, manifest: str, tag_value: bytes | None) -> _ReadBundle | None:
         """Read and judge a bundle; None where it is gone or damaged."""
-        backend, name, limits = self._backend, self._name, self._limits
+        backend, limits = self._backend, self._limits
         try:
-            content_bytes, observed_bytes = read_manifest(
-                backend, name, manifest, limits, read_only=True
-            )
+            content_bytes, observed_bytes = read_manifest(backend.untouched, manifest, limits)
             content = Content.decode(content_bytes, limits)
             observed = Observed.decode(observed_bytes, limits)
         except (NotFound, *DAMAGED) as error:
-            _log.info("%s: a kernel is not found where it was: %s", name, error)
+            _log.info("%s: a kernel is not found where it was: %s", backend.name, error)
             return None
-        signed = StoreSignatures(backend, name, manifest, envelopes_in(tag_value))
+        signed = StoreSignatures(backend, manifest, envelopes_in(tag_value))
         kernels = {kernel.key: kernel for kernel in content.kernels}
         bundle = Bundle(
             content, observed, MemoryBlobs({}), content_bytes=content_bytes, signed=signed
@@ -378,11 +367,11 @@ class KernelIndex:
             code = self._judge(bundle)
             return _ReadBundle(manifest, kernels, content, observed, usable=True, code=code)
         except Untrusted as error:
-            _log.info("%s: kernels of a bundle are not used: %s", name, error)
+            _log.info("%s: kernels of a bundle are not used: %s", backend.name, error)
             return _ReadBundle(manifest, {}, Content(), observed, usable=False, code=False)
 
 
-def _first(bundles: Iterable[_ReadBundle], key: str) -> Indexed | None:
+def _first(bundles: Iterable[_ReadBundle], key: str) -> StoredKernel | None:
     return next(filter(None, (held.find(key) for held in bundles)), None)
 
 
@@ -434,18 +423,109 @@ def index_key(name: str) -> str:
 
 def encode_place(place: BundlePlace) -> bytes:
     """Return the stored value of an entry."""
-    return store_layout.encode_object(wire.pack([_VERSION, *place]))
+    return store_layout.encode_object(wire.pack([store_layout.ROW_VERSION, *place]))
 
 
 def decode_place(key: str, value: bytes) -> BundlePlace:
     """Return what an entry names; raises `FormatError`, `DigestMismatch`."""
-    payload = wire.unpack(
-        store_layout.decode_object(value, key, None, most_bytes=store_layout.PLACE_BYTES), key
-    )
-    version, manifest, tag = wire.fields(payload, key, int, str, str, open_ended=True)
-    if version != _VERSION:
-        raise FormatError(f"{key}: version {version}, expected {_VERSION}", key=key)
+    manifest, tag = store_layout.decode_row(value, key, str, str)
     store_layout.digest_of_manifest(manifest)
     if tag and not store_layout.is_tag(tag):
         raise FormatError(f"{key}: names the tag {tag!r:.80}, which is none", key=key)
     return BundlePlace(manifest, tag)
+
+
+MOVED = store_layout.MOVED
+_RECORDED_LINES = FUNCTIONS_PART.encode()
+
+
+class MovedIndex:
+    """The kernels of a store by the parts of their keys without lines.  Safe under threads.
+
+    Args:
+        store: the store.
+        limits: bounds on what is read.
+    """
+
+    def __init__(self, store: NamedStore, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._backend, self._limits = store, limits
+
+    def find(self, moved: Collection[str]) -> dict[str, str]:
+        """Return the keys of recorded kernels, by moved key: one round trip.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        wanted = {moved_entry(key): key for key in moved}
+        found = read_sound(self._backend, wanted, self._limits, decode_kernel)
+        return {wanted[stored]: key for stored, key in found}
+
+    def add(self, kernels: Iterable[Kernel]) -> int:
+        """Let kernels be found by others that only moved; returns how many bytes were sent.
+
+        What the entry of another kernel leads to is as good, so it stays.
+
+        Raises:
+            StoreUnavailable, StoreFull: they could not be stored.
+        """
+        return self._put(moved_keys(kernels))
+
+    def mend(self, kernels: Mapping[str, str]) -> None:
+        """Add the entries that are missing; raises as `add`.
+
+        Args:
+            kernels: keys of kernels, by moved key.
+        """
+        there = self.find(kernels)
+        self._put({moved: key for moved, key in kernels.items() if moved not in there})
+
+    def remove(self, moved: str) -> None:
+        """Remove an entry that leads nowhere, where it may be removed."""
+        try:
+            self._backend.delete([moved_entry(moved)])
+        except AccessDenied as error:
+            _log.info("%s: an entry stays that leads nowhere: %s", self._backend.name, error)
+
+    def _put(self, kernels: Mapping[str, str]) -> int:
+        sent = 0
+        try:
+            for batch in batches(kernels, store_layout.BATCH_KEYS):
+                values = {moved_entry(moved): encode_kernel(kernels[moved]) for moved in batch}
+                created = self._backend.put(values)
+                sent += sum(len(values[key]) for key in created)
+        except AccessDenied as error:
+            _log.warning("%s: kernels are not found once they moved: %s", self._backend.name, error)
+        return sent
+
+
+def moved_keys(kernels: Iterable[Kernel]) -> dict[str, str]:
+    """Return the keys of those kernels that can be found once they moved, by moved key."""
+    kernels = list(kernels)
+    if not any_parts_may_hold(kernels, _RECORDED_LINES):
+        return {}
+    found = {}
+    for kernel in kernels:
+        if parts_may_hold(kernel, _RECORDED_LINES) and kernel.parts_bytes is not None:
+            moved = moved_key_of(kernel.parts_bytes)
+            if moved is not None:
+                found[moved] = kernel.key
+    return found
+
+
+def moved_entry(moved: str) -> str:
+    """Return the key of an entry; raises `UnsafeName`."""
+    return f"{MOVED}/{names.check_kernel_key(moved)}"
+
+
+def encode_kernel(key: str) -> bytes:
+    """Return the stored value of an entry."""
+    return store_layout.encode_small_object(wire.pack([store_layout.ROW_VERSION, key]))
+
+
+def decode_kernel(stored: str, value: bytes) -> str:
+    """Return the kernel that an entry names; raises `FormatError`, `DigestMismatch`."""
+    (key,) = store_layout.decode_row(value, stored, str)
+    try:
+        return names.check_kernel_key(key)
+    except UnsafeName as error:
+        raise FormatError(f"{stored}: {error.message}", key=stored) from error

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from bundler.errors import (
     Untrusted,
 )
 from bundler.format import names, wire
-from bundler.format.bundle import BlobSource, Bundle, Keep, MemoryBlobs
+from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Kernel
@@ -48,23 +48,25 @@ from bundler.format.summary import Summarized
 from bundler.package_loggers import logger
 from bundler.store import store_layout
 from bundler.store.blob_source import (
+    StoredKernel,
     learn_dictionaries,
-    missing_unit,
     open_unit,
     unit_batches,
     unit_bounds,
 )
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.kernel_index import FILES_INDEX, INDEX, Indexed, KernelIndex, index_key
-from bundler.store.moved_index import MovedIndex
-from bundler.store.store_failures import DAMAGED, checked, store_errors
+from bundler.store.kernel_index import (
+    FILES_INDEX,
+    INDEX,
+    KernelIndex,
+    MovedIndex,
+    index_key,
+)
+from bundler.store.store_failures import DAMAGED, checked, named, store_errors
 from bundler.user_warnings import warn
 
-RECORDS, FAILURES, LEASES = (
-    store_layout.RECORDS,
-    f"{store_layout.MAJOR}/f",
-    f"{store_layout.MAJOR}/c",
-)
+RECORDS = store_layout.RECORDS
+FAILURES, LEASES = f"{store_layout.MAJOR}/f", f"{store_layout.MAJOR}/c"
 # A record that another published, and that is lost when we look at it, leaves room for ours; until
 # the next is faster again.
 ATTEMPTS = 3
@@ -133,63 +135,6 @@ class ToldFailure(NamedTuple):
     message: str
 
 
-class StoredKernel(BlobSource):
-    """A kernel of the store, and once it was read the source of its bytes.
-
-    Attributes:
-        kernel: the kernel.
-        seen: what was observed when it was recorded.
-        named_by: keys of the objects that lead to its units.
-        code: whether signatures let code of the bundle that it came with be used.
-        units: what its files are stored in.
-        blobs: its verified bytes, by raw digest.
-    """
-
-    verified = True
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        seen: Observation,
-        named_by: tuple[str, ...] = (),
-        *,
-        code: bool = False,
-    ) -> None:
-        self.kernel, self.seen, self.named_by, self.code = kernel, seen, named_by, code
-        self.units = list(store_layout.units_of_kernels([kernel]))
-        self.blobs: dict[bytes, memoryview] = {}
-
-    @property
-    def seconds(self) -> float:
-        """How long its compile took, 0 when that is not known."""
-        return sum([us for _, us in self.seen.times_us]) / 1e6
-
-    def keeping(self, keep: Keep) -> StoredKernel:
-        """Return the same with the files that are wanted of it."""
-        if keep == "all":
-            return self
-        kernel = self.kernel.with_artifacts(self.kernel.launch_set)
-        return StoredKernel(kernel, self.seen, self.named_by, code=self.code)
-
-    def read_blob(self, digest: bytes) -> bytes:
-        """Return the bytes of a file; raises `NotFound`."""
-        return bytes(self.view_blobs([digest])[0])
-
-    def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
-        """Return the bytes of several files; raises `NotFound`."""
-        try:
-            return [self.blobs[digest] for digest in digests]
-        except KeyError as error:
-            raise NotFound(f"{self.kernel.key}: no such file", key=self.kernel.key) from error
-
-    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
-        """Return the same."""
-        return self.view_blobs(digests)
-
-    def prefetch(self, digests: Collection[bytes]) -> None:
-        """Its bytes are here."""
-
-
 class KernelRecords:
     """The kernels of a store by their keys.
 
@@ -222,11 +167,11 @@ class KernelRecords:
         on_failure: Callable[[BundlerError], None] | None = None,
         index: KernelIndex | None = None,
     ) -> None:
-        self._backend, self.name, self._limits = backend, name, limits
-        self._index = index or KernelIndex(backend, name, limits)
+        self._backend, self.name, self._limits = named(backend, name), name, limits
+        self._index = index or KernelIndex(self._backend, limits)
         self.moved = self._index.moved
         self._told: set[str] = set()
-        self._dictionaries = Dictionaries(backend, name)
+        self._dictionaries = Dictionaries(self._backend)
         self._on_failure = on_failure
 
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
@@ -269,7 +214,7 @@ class KernelRecords:
         damaged: dict[str, str] = {}
         left = keys
         if self._index.held:
-            held = _of_bundles(self._index.remembered(keys))
+            held = self._index.remembered(keys)
             found = self._read_all(held, keep, damaged)
             left = [key for key in keys if key not in found]
             if held.keys() & set(left):
@@ -280,7 +225,7 @@ class KernelRecords:
         lost = {key: record for key, record in alone.items() if key in damaged}
         rest = [key for key in left if key not in found]
         if rest:
-            pushed = _of_bundles(self._index.find(rest))
+            pushed = self._index.find(rest)
             lacking: dict[str, str] = {}
             found |= self._read_all(pushed, keep, lacking)
             damaged = lacking | damaged
@@ -364,9 +309,8 @@ class KernelRecords:
         """Remove what leads to kernels that no Triton can read; the next build can be published
         then.
         """
-        with store_errors(self.name):
-            named = [name for key in keys for name in (_key(RECORDS, key), index_key(key))]
-            self._backend.delete(named)
+        named = [name for key in keys for name in (_key(RECORDS, key), index_key(key))]
+        self._backend.delete(named)
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take the right to compile a kernel for everyone; None while another has it.
@@ -374,23 +318,13 @@ class KernelRecords:
         Raises:
             StoreUnavailable, AccessDenied: the store has no leases, or cannot be written.
         """
-        with store_errors(self.name):
-            lease = self._backend.lease(_key(LEASES, key), ttl_s)
-        if lease is None:
-            return None
-
-        def change(ttl_s: float | None) -> bool:
-            with store_errors(self.name):
-                return lease.release() if ttl_s is None else lease.renew(ttl_s)
-
-        return Lease(change)
+        return self._backend.lease(_key(LEASES, key), ttl_s)
 
     def failure(self, key: str) -> ToldFailure | None:
         """Return the last failure of a compile that was told; None when there is none, or it cannot
         be read.
         """
-        with store_errors(self.name):
-            value = self._backend.read_ref(_key(FAILURES, key))
+        value = self._backend.read_ref(_key(FAILURES, key))
         if value is not None:
             with contextlib.suppress(FormatError):
                 return decode_failure(value, f"the last failure of {key}")
@@ -400,11 +334,10 @@ class KernelRecords:
         """Tell those who wait for a kernel that its compile failed, and what the compiler said."""
         text = message[-_MESSAGE_CHARACTERS:].encode("utf-8", "replace").decode()
         value = wire.pack([_VERSION, secrets.token_hex(16), text])
-        with store_errors(self.name):
-            # Another failure of the same compile, told at the same time, says the same.
-            self._backend.swap_ref(
-                _key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value
-            )
+        # Another failure of the same compile, told at the same time, says the same.
+        self._backend.swap_ref(
+            _key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value
+        )
 
     def reporting_to(self, on_failure: Callable[[BundlerError], None]) -> KernelRecords:
         """Return the same kernels for somebody who is told of failures instead of the user."""
@@ -422,18 +355,15 @@ class KernelRecords:
 
     def _records(self, keys: list[str], damaged: dict[str, str]) -> dict[str, StoredKernel]:
         wanted = {_key(RECORDS, key): key for key in keys} if self.readable else {}
+        asked = store_layout.bounds_of_keys(wanted, self._limits)
         with store_errors(self.name):
-            values = (
-                self._backend.get_within(store_layout.bounds_of_keys(wanted, self._limits))
-                if wanted
-                else {}
-            )
+            values = self._backend.inner.get_within(asked) if wanted else {}
         records = {}
         for stored, value in values.items():
             key = wanted[stored]
             try:
                 decode = partial(self._decode, key)
-                records[key] = checked(self._backend, self.name, stored, value, decode)
+                records[key] = checked(stored, value, self._backend, decode)
             except DAMAGED as error:
                 damaged[key] = error.message
         return records
@@ -463,17 +393,23 @@ class KernelRecords:
         damaged: dict[str, str],
     ) -> dict[str, StoredKernel]:
         """Fetch the units of kernels; returns those that are whole."""
+        # Each hit comes by here, so the byte store is called without a detour.
+        direct = self._backend.inner
         wanted = [record.keeping(keep) for record in records.values()]
         units = {unit.key: unit for record in wanted for unit in record.units}
         opened: dict[str, dict[bytes, memoryview]] = {}
         why: dict[str, str] = {}
         for batch in unit_batches(units.values()):
+            asked = unit_bounds(direct, batch, self._limits)
             with store_errors(self.name):
-                values = self._backend.get_within(unit_bounds(self._backend, batch, self._limits))
-            learn_dictionaries(self._backend, self._dictionaries, values.values())
+                values = direct.get_within(asked)
+            learn_dictionaries(values.values(), self._dictionaries)
             for unit in batch:
                 try:
-                    opened[unit.key] = self._opened(unit, values.get(unit.key))
+                    value = values.get(unit.key)
+                    opened[unit.key] = open_unit(
+                        unit, value, self._backend, self._limits, self._dictionaries
+                    )
                 except (NotFound, *DAMAGED) as error:
                     why[unit.key] = error.message
         found = {}
@@ -487,25 +423,16 @@ class KernelRecords:
             found[record.kernel.key] = record
         return found
 
-    def _opened(self, unit: store_layout.Unit, value: bytes | None) -> dict[bytes, memoryview]:
-        """Return the verified blobs of a unit that the store gave."""
-        if value is None:
-            raise missing_unit(self.name, unit)
-        return open_unit(self._backend, self.name, unit, value, self._limits, self._dictionaries)
-
     def _create(self, records: dict[str, StoredKernel], bundle: Bundle) -> frozenset[str]:
         """Store units, then records; returns the keys whose record we created."""
         units = {unit.key: unit for record in records.values() for unit in record.units}
-        with store_errors(self.name):
-            for batch in unit_batches(units.values()):
-                self._backend.put({unit.key: _sealed(unit, bundle) for unit in batch})
-            encoded = {_key(RECORDS, key): _encode(record) for key, record in records.items()}
-            values = {
-                key: value
-                for key, value in encoded.items()
-                if len(value) <= store_layout.RECORD_BYTES
-            }
-            created = self._backend.put(values) if values else frozenset()
+        for batch in unit_batches(units.values()):
+            self._backend.put({unit.key: _sealed(unit, bundle) for unit in batch})
+        encoded = {_key(RECORDS, key): _encode(record) for key, record in records.items()}
+        values = {
+            key: value for key, value in encoded.items() if len(value) <= store_layout.RECORD_BYTES
+        }
+        created = self._backend.put(values) if values else frozenset()
         mine = {key: one for key, one in records.items() if _key(RECORDS, key) in created}
         self.moved.add(record.kernel for record in mine.values())
         return frozenset(mine)
@@ -516,7 +443,7 @@ class KernelRecords:
         if keys:
             try:
                 with store_errors(self.name):
-                    self._backend.touch(keys)
+                    self._backend.inner.touch(keys)
             except BundlerError as error:
                 _log.info("%s: not marked as in use: %s", self.name, error)
 
@@ -525,16 +452,15 @@ class KernelRecords:
         a tier is silent.
         """
         try:
-            with store_errors(self.name):
-                there = self._backend.exists(
-                    [unit.key for record in lost.values() for unit in record.units]
-                )
-                gone = [
-                    key
-                    for key, record in lost.items()
-                    if any(unit.key not in there for unit in record.units)
-                ]
-                self._backend.delete([_key(RECORDS, key) for key in gone])
+            there = self._backend.exists(
+                [unit.key for record in lost.values() for unit in record.units]
+            )
+            gone = [
+                key
+                for key, record in lost.items()
+                if any(unit.key not in there for unit in record.units)
+            ]
+            self._backend.delete([_key(RECORDS, key) for key in gone])
         except BundlerError as error:
             _log.warning(
                 "%s: records of %s cannot be removed: %s", self.name, ", ".join(lost), error
@@ -555,13 +481,6 @@ def _key(kind: str, kernel: str) -> str:
     return f"{kind}/{names.check_kernel_key(kernel)}"
 
 
-def _of_bundles(found: dict[str, Indexed]) -> dict[str, StoredKernel]:
-    return {
-        key: StoredKernel(one.kernel, one.seen, (index_key(key), one.manifest), code=one.code)
-        for key, one in found.items()
-    }
-
-
 def _encode(record: StoredKernel) -> bytes:
     content = Content.of([record.kernel])
     observed = Observed({record.kernel.key: record.seen})
@@ -579,8 +498,8 @@ class UnsignedRecords(KernelRecords):
     """The kernels of a store where signatures are required, which kernels that were published one
     by one have not: of these none is taken, and new ones are published.
 
-    Kernels of bundles are taken where the signature of their bundle counts.  The first look that finds no signed kernel says so,
-    once for each process that asks the store.
+    Kernels of bundles are taken where the signature of their bundle counts.  The first look that
+    finds no signed kernel says so, once for each process that asks the store.
     """
 
     readable = False

@@ -2,20 +2,21 @@
 """`Maintenance`: lists what is in a store, checks whether it is sound, and removes what no tag
 reaches.
 
-`BundleStore` calls it for `tags`, `stats`, `verify` and `prune`.
+`BundleStore` is derived from it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Stat
-from bundler.errors import AccessDenied, BundlerError, FormatError, NotFound
+from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -28,20 +29,36 @@ from bundler.store.kernel_index import (
     INDEX,
     BundlePlace,
     KernelIndex,
+    decode_kernel,
     decode_place,
     index_key,
+    moved_entry,
+    moved_keys,
     names_in,
 )
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
-from bundler.store.moved_index import decode_kernel, moved_entry, moved_keys
-from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
-from bundler.store.store_failures import DAMAGED, checked, quarantine, store_errors
-from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
+from bundler.store.store_failures import DAMAGED, checked, named, quarantine
+from bundler.store.store_reports import (
+    AGE,
+    GRACE,
+    ROOM,
+    TAGS,
+    UNREAD_TAGS,
+    USE,
+    Held,
+    PruneReport,
+    StoreStats,
+    TagInfo,
+    VerifyReport,
+)
 from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 MOVED = store_layout.MOVED
+# For so long a prune removes nothing: another process may have found an object present, and be
+# about to name it in a manifest.
+GRACE_S = 24 * 3600.0
 # Every kind of object; manifests and records, which name units, come before the units, and so do
 # dictionaries.
 KINDS = (
@@ -86,22 +103,28 @@ class _Reached(NamedTuple):
 
 
 class Maintenance:
-    """Operations over a whole store; see `Store` for what they promise."""
+    """Operations over a whole store.
+
+    Args:
+        backend: the byte store.
+        name: what to call it in messages; holds no secret.
+        limits: bounds on what is read.
+    """
 
     def __init__(self, backend: Backend, name: str, limits: Limits) -> None:
-        self._backend, self._name, self._limits = backend, name, limits
-        self._records = KernelRecords(backend, name, limits)
-        self._index = KernelIndex(backend, name, limits)
-        self._dictionaries = Dictionaries(backend, name, read_only=True)
+        self._backend, self.name, self._limits = named(backend, name), name, limits
+        self._records = KernelRecords(self._backend, name, limits)
+        self._index = KernelIndex(self._backend, limits)
+        self._dictionaries = Dictionaries(self._backend.untouched)
 
-    def tags(self) -> Iterator[TagInfo]:
-        """Yield every tag with what is in its bundle."""
+    def tags(self) -> tuple[TagInfo, ...]:
+        """Return every tag, by name, with what is in its bundle."""
+        return tuple(self._tag_infos())
+
+    def _tag_infos(self) -> Iterator[TagInfo]:
         tagged = list(self._tagged())
         wanted = {manifest for _, manifest, _ in tagged if manifest is not None}
-        with store_errors(self._name):
-            stats = [
-                stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted
-            ]
+        stats = [stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted]
         # The listing asks the farthest tier; a nearer one may have a manifest that was written
         # while that tier was down.
         stats += [
@@ -125,7 +148,9 @@ class Maintenance:
     def _tag_info(self, manifest: str, value: bytes) -> TagInfo:
         digest = store_layout.digest_of_manifest(manifest)
         try:
-            content = self._checked(manifest, value, partial(self._content, manifest), ())
+            content = checked(
+                manifest, value, self._backend.untouched, partial(self._content, manifest)
+            )
         except DAMAGED as error:
             return TagInfo("", digest, problem=error.message)
         targets = sorted({str(kernel.target) for kernel in content.kernels})
@@ -134,14 +159,13 @@ class Maintenance:
         )
 
     def stats(self) -> StoreStats:
-        """Count and add up."""
-        with store_errors(self._name):
-            manifests, records, entries, moved, files, dictionaries, _, units = [
-                [*self._backend.list(prefix)] for prefix in KINDS
-            ]
-            tags, failures = (
-                len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES)
-            )
+        """Return what the store holds."""
+        manifests, records, entries, moved, files, dictionaries, _, units = [
+            [*self._backend.list(prefix)] for prefix in KINDS
+        ]
+        tags, failures = (
+            len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES)
+        )
         reached = self._reached().keys
         return StoreStats(
             len(units),
@@ -163,9 +187,13 @@ class Maintenance:
             _bytes([*entries, *moved]),
         )
 
-    def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
-        """Read every object, and check that manifests and tags lack nothing; `watch` is told how
-        many of how many were read.
+    def verify(
+        self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None
+    ) -> VerifyReport:
+        """Read and check everything; with `repair`, damaged objects are removed, so that the next
+        push sends them again.
+
+        `watch` is told how many objects of how many were read.
         """
         # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not
         # be checked.
@@ -174,13 +202,12 @@ class Maintenance:
         sound: set[str] = set()
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
+        store = self._backend if repair else self._backend.untouched
         # Manifests and records first, by the order of KINDS: they say what the units that follow
         # have to hold.
         for key, value in self._everything(watch or _nobody):
             try:
-                self._checked(
-                    key, value, partial(self._check, key, known, needed), DAMAGED if repair else ()
-                )
+                checked(key, value, store, partial(self._check, key, known, needed))
                 sound.add(key)
             except DAMAGED as error:
                 damaged[key] = error.message
@@ -190,9 +217,8 @@ class Maintenance:
         # Damaged objects were removed as they were read; a record that lacks a unit is whole
         # itself, and removed here.
         for key in bad - damaged.keys() if repair else ():
-            quarantine(self._backend, self._name, key)
-        with store_errors(self._name):
-            removed = (bad - self._backend.exists(bad)) | unread.keys() if repair else set()
+            quarantine(self._backend, key)
+        removed = (bad - self._backend.exists(bad)) | unread.keys() if repair else set()
         dangling = {(_called(key), lacks) for key, lacks in lacking.items()}
         # What was pushed by a version without an index, or lost its entries, is found by its keys
         # again.
@@ -210,38 +236,51 @@ class Maintenance:
         wanted.
         """
         unread = {}
-        with store_errors(self._name):
-            for key in sorted(self._backend.list_refs(FAILURES)):
-                value = self._backend.read_ref(key)
-                try:
-                    decode_failure(value or b"", key)
-                except FormatError as error:
-                    # By compare-and-set: a process may have written a new note of a failure
-                    # meanwhile.
-                    if value is not None and (
-                        not repair or self._backend.swap_ref(key, value, None)
-                    ):
-                        unread[key] = error.message
+        for key in sorted(self._backend.list_refs(FAILURES)):
+            value = self._backend.read_ref(key)
+            try:
+                decode_failure(value or b"", key)
+            except FormatError as error:
+                # By compare-and-set: a process may have written a new note of a failure
+                # meanwhile.
+                if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
+                    unread[key] = error.message
         return unread
 
     def prune(
-        self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None
+        self,
+        max_bytes: int | None = None,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+        *,
+        grace_s: float = GRACE_S,
+        watch: Callable[[int, int], object] | None = None,
     ) -> PruneReport:
-        """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is
-        told how many of how many are gone.
+        """Remove what no tag reaches, oldest first; never what a tag reaches.  `watch` is told how
+        many objects of how many are gone.
+
+        Args:
+            max_bytes: stop when the store holds no more than this; None removes all that may be
+                removed.
+            older_than_s: only what was not used for so many seconds.
+            dry_run: remove nothing, only say what would be.
+            grace_s: nothing that was used in so many last seconds on the store's own clock, since a
+                push may be about to name it; one that takes longer may lose units, whose kernels
+                are misses until the next push.
         """
+        if not 0 <= grace_s < math.inf:
+            raise ConfigError(f"grace_s={grace_s!r}: expected seconds, 0 or more", got=grace_s)
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
-                f"{self._name}: it is only read here, so nothing can be removed; prune it where it"
+                f"{self.name}: it is only read here, so nothing can be removed; prune it where it"
                 " may be written, or with dry_run",
-                store=self._name,
+                store=self.name,
             )
-        with store_errors(self._name):
-            now_s = self._backend.now_s()
-            everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
+        now_s = self._backend.now_s()
+        everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         found = self._reached()
         reached, unfollowed = found.keys, found.unfollowed
-        if not dry_run and self._backend.writable:  # entries may name what is about to be removed
+        if not dry_run:  # entries may name what is about to be removed
             with contextlib.suppress(AccessDenied):
                 self._mend(found)
         signed = envelopes_by_manifest([stat.key for stat in everything])
@@ -249,8 +288,7 @@ class Maintenance:
         compressed_with = self._dictionaries_needed(everything)
         reached |= {compressed_with[key] for key in reached if key in compressed_with}
         loose = [s for s in everything if s.key not in reached]
-        needed = self._named_by([s for s in loose if _is_entry(s.key)])
-        needed |= self._needed_by([s for s in loose if _names_units(s.key)])
+        needed = self._needed_by([s for s in loose if _is_entry(s.key) or _names_units(s.key)])
         needed |= {s.key: [compressed_with[s.key]] for s in loose if s.key in compressed_with}
         for manifest in needed.keys() & signed.keys():
             needed[manifest] += signed[manifest]
@@ -258,30 +296,33 @@ class Maintenance:
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
-        gone = {stat.key for stat in choice.removed}
+        before_s = now_s - grace_s
+        least_s = None if older_than_s is None else now_s - older_than_s
+        chosen, groups = _choose(tagged, loose, used_s, before_s, least_s, max_bytes)
+        if unfollowed:
+            chosen, groups = [], [(TAGS, tagged), (UNREAD_TAGS, loose)]
+        gone = {stat.key for stat in chosen}
         if not dry_run:
-            gone = self._remove(
-                [stat.key for stat in choice.removed],
-                needed,
-                now_s - request.grace_s,
-                watch or _nobody,
-            )
-            if any(_is_entry(key) for key in gone) and self._backend.writable:
+            keys = [stat.key for stat in chosen]
+            gone = self._remove(keys, needed, before_s, watch or _nobody)
+            if any(_is_entry(key) for key in gone):
                 with contextlib.suppress(AccessDenied):  # a push may have relied on them meanwhile
                     self._mend(self._reached())
-        removed = [stat for stat in choice.removed if stat.key in gone]
-        kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
+        removed = [stat for stat in chosen if stat.key in gone]
+        kept_bytes = _bytes(everything) - _bytes(removed)
+        # What was to go and is still there was used while this ran.
+        groups.append((USE, [stat for stat in chosen if stat.key not in gone]))
+        held = tuple(Held(by, len(stats), _bytes(stats)) for by, stats in groups if stats)
         return PruneReport(
             tuple(stat.key for stat in removed),
             _bytes(removed),
             kept_bytes,
             _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes),
+            0 if max_bytes is None else max(0, kept_bytes - max_bytes),
             unfollowed,
             held,
-            request.grace_s,
+            grace_s,
         )
 
     def _remove(
@@ -298,27 +339,32 @@ class Maintenance:
         # a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
-            with store_errors(self._name):
-                for batch in batches(
-                    [key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS
-                ):
-                    # The store compares times itself: an object that was used since it was listed
-                    # stays.
-                    gone |= self._backend.delete(batch, unmodified_since_s=before_s)
-                    watch(done := done + len(batch), len(keys))
+            for batch in batches(
+                [key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS
+            ):
+                # The store compares times itself: an object that was used since it was listed
+                # stays.
+                gone |= self._backend.delete(batch, unmodified_since_s=before_s)
+                watch(done := done + len(batch), len(keys))
             still_needed |= {
                 name for key in of_rank if key not in gone for name in needed.get(key, ())
             }
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return the units that each manifest and record names; one that cannot be read counts as
-        needing none.
+        """Return what each manifest, record and entry of an index names; one that cannot be read
+        counts as naming nothing.
         """
         needed = {}
         for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
-                needed[key] = [unit.key for unit in self._units(key, value)]
+                if key.startswith(f"{MOVED}/"):
+                    kernel = decode_kernel(key, value)
+                    needed[key] = [f"{RECORDS}/{kernel}", index_key(kernel)]
+                elif key.startswith(f"{INDEX}/"):
+                    needed[key] = [decode_place(key, value).manifest]
+                else:
+                    needed[key] = [unit.key for unit in self._units(key, value)]
         return needed
 
     def _mend(self, reached: _Reached) -> int:
@@ -328,20 +374,6 @@ class Maintenance:
         indexed = self._index.mend(reached.bundles)
         self._index.moved.mend(reached.moved)
         return indexed
-
-    def _named_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return what each entry of an index names: a manifest, or what leads to a kernel; one that
-        cannot be read names nothing.
-        """
-        named = {}
-        for key, value in self._read(stats):
-            with contextlib.suppress(*DAMAGED):
-                if key.startswith(f"{MOVED}/"):
-                    kernel = decode_kernel(key, value)
-                    named[key] = [f"{RECORDS}/{kernel}", index_key(kernel)]
-                else:
-                    named[key] = [decode_place(key, value).manifest]
-        return named
 
     def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
         """Return the dictionary that each unit needs, as the head of the unit says; reads none
@@ -371,20 +403,10 @@ class Maintenance:
             asked = (
                 {key: limits[key] for key in keys} if whole else store_layout.bounds_of_heads(keys)
             )
-            with store_errors(self._name):
-                values = self._backend.get_within(asked)
+            values = self._backend.get_within(asked)
             # Popped, so that no more than one batch is in memory.
             for key in list(values):
                 yield key, values.pop(key)
-
-    def _checked(
-        self,
-        key: str,
-        value: bytes,
-        check: Callable[[bytes], T],
-        removable: tuple[type[BundlerError], ...],
-    ) -> T:
-        return checked(self._backend, self._name, key, value, check, removable)
 
     def _reached(self) -> _Reached:
         reached: set[str] = set()
@@ -397,16 +419,17 @@ class Maintenance:
             if manifest is None:
                 unfollowed.append((tagged, why))
                 continue
-            with store_errors(self._name):
-                value = self._backend.get_within(
-                    store_layout.bounds_of_keys([manifest], self._limits)
-                ).get(manifest)
+            value = self._backend.get_within(
+                store_layout.bounds_of_keys([manifest], self._limits)
+            ).get(manifest)
             reached.add(manifest)
             if value is None:
                 unfollowed.append((tagged, f"its manifest {manifest} is missing"))
                 continue
             try:
-                content = self._checked(manifest, value, partial(self._content, manifest), ())
+                content = checked(
+                    manifest, value, self._backend.untouched, partial(self._content, manifest)
+                )
             except DAMAGED as error:
                 unfollowed.append((tagged, error.message))
                 continue
@@ -435,11 +458,10 @@ class Maintenance:
 
     def _tagged_and_hinted(self) -> Iterator[tuple[str, str | None, str, list[str]]]:
         """Yield the same, and the keys of the dictionaries that the tag names."""
-        with store_errors(self._name):
-            refs = {
-                key: self._backend.read_ref(key)
-                for key in sorted(self._backend.list_refs(store_layout.TAGS))
-            }
+        refs = {
+            key: self._backend.read_ref(key)
+            for key in sorted(self._backend.list_refs(store_layout.TAGS))
+        }
         for key, value in refs.items():
             if value is not None:
                 tag = key.removeprefix(f"{store_layout.TAGS}/")
@@ -453,8 +475,7 @@ class Maintenance:
                     yield tag, None, error.message.removeprefix(f"tag {tag} "), hinted
 
     def _everything(self, watch: Watch) -> Iterator[tuple[str, bytes]]:
-        with store_errors(self._name):
-            stats = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
+        stats = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         watch(0, len(stats))
         for done, pair in enumerate(self._read(stats), 1):
             yield pair
@@ -492,9 +513,7 @@ class Maintenance:
         digest = store_layout.dictionary_of(value)
         try:
             if unit is not None:
-                payload = unit_payload(
-                    value, key, unit.size, self._limits, self._dictionaries, self._name
-                )
+                payload = unit_payload(value, key, unit.size, self._limits, self._dictionaries)
                 store_layout.split_unit(payload, unit)
             elif digest is not None and self._dictionaries.get(digest) is None:
                 raise NotFound(
@@ -504,10 +523,9 @@ class Maintenance:
         except NotFound as error:
             # Either the dictionary is missing, which is this unit's damage, or it is there and
             # damaged itself, and reported so.
-            with store_errors(self._name):
-                there = digest is not None and self._backend.exists(
-                    [store_layout.dictionary_key(digest)]
-                )
+            there = digest is not None and self._backend.exists(
+                [store_layout.dictionary_key(digest)]
+            )
             if not there:
                 raise FormatError(error.message, key=key) from error
 
@@ -547,12 +565,9 @@ class Maintenance:
         lacking = {
             manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()
         }
-        with store_errors(self._name):
-            # A prune may have removed a manifest and its units since they were listed; then nothing
-            # is missing.
-            there = self._backend.exists(
-                [manifest for manifest, missing in lacking.items() if missing]
-            )
+        # A prune may have removed a manifest and its units since they were listed; then nothing
+        # is missing.
+        there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
         return {
             key: (
                 f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such"
@@ -565,10 +580,7 @@ class Maintenance:
         """Return which of these are damaged or still missing: an object that was not found may have
         been pushed meanwhile.
         """
-        with store_errors(self._name):
-            return keys.intersection(damaged) | (
-                keys - self._backend.exists(keys) if keys else set()
-            )
+        return keys.intersection(damaged) | (keys - self._backend.exists(keys) if keys else set())
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
@@ -623,5 +635,37 @@ def _called(key: str) -> str:
     )
 
 
-def _bytes(stats: list[Stat]) -> int:
+def _bytes(stats: Iterable[Stat]) -> int:
     return sum(stat.size_bytes for stat in stats)
+
+
+def _choose(
+    reached: Sequence[Stat],
+    loose: Sequence[Stat],
+    used_s: Mapping[str, float],
+    before_s: float,
+    least_s: float | None,
+    max_bytes: int | None,
+) -> tuple[list[Stat], list[tuple[str, Sequence[Stat]]]]:
+    """Return what a prune is going to remove, oldest first, and by what each of the others is held.
+
+    Args:
+        reached: objects that tags reach.
+        loose: the others, in the order in which they are to be removed.
+        used_s: when each of these was used last.
+        before_s: what was used later is left.
+        least_s: as well, where only objects of some age are asked for.
+        max_bytes: as of `Store.prune`.
+    """
+    young = [stat for stat in loose if used_s[stat.key] > before_s]
+    old = [stat for stat in loose if used_s[stat.key] <= before_s]
+    aged = len(old) if least_s is None else sum(used_s[stat.key] < least_s for stat in old)
+    removed: list[Stat] = []
+    kept_bytes = _bytes([*reached, *loose])
+    for stat in old[:aged]:
+        if max_bytes is not None and kept_bytes <= max_bytes:
+            break
+        removed.append(stat)
+        kept_bytes -= stat.size_bytes
+    groups = [(TAGS, reached), (GRACE, young), (AGE, old[aged:]), (ROOM, old[len(removed) : aged])]
+    return removed, groups

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from bundler.backends.batches import batches
-from bundler.backends.port import Backend, Unread
+from bundler.backends.port import Unread
 from bundler.errors import (
     AccessDenied,
     BundlerError,
@@ -36,11 +36,10 @@ from bundler.store.blob_source import unit_batches
 from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
-from bundler.store.references import did_you_mean
-from bundler.store.store_failures import store_errors
+from bundler.store.store_failures import NamedStore
 from bundler.store.store_reports import SyncReport
 from bundler.store.store_signatures import check_envelope, envelope_keys, envelopes_in
-from bundler.store.stored_manifests import read_manifest
+from bundler.store.stored_manifests import did_you_mean, read_manifest
 from bundler.trust.envelope import Envelope
 from bundler.trust.statements import TagStatement
 
@@ -70,24 +69,22 @@ class Mirror:
     is, and no tag is set back to an older statement about it.
 
     Args:
-        source, source_name: the store that is read; it is left as it is.
-        target, target_name: the store that is brought up to date.
+        source: the store that is read; it is left as it is.
+        target: the store that is brought up to date.
         limits: bounds on what is read.
         dry_run: change nothing.
     """
 
     def __init__(
         self,
-        source: Backend,
-        source_name: str,
-        target: Backend,
-        target_name: str,
+        source: NamedStore,
+        target: NamedStore,
         limits: Limits,
         *,
         dry_run: bool,
     ) -> None:
-        self._source, self._source_name = source, source_name
-        self._target, self._target_name = target, target_name
+        self._source, self._source_name = source.untouched, source.name
+        self._target, self._target_name = target, target.name
         self._limits, self._dry_run = limits, dry_run
         self._there: set[str] = set()
         self._units_moved = self._units_present = self._bytes_moved = 0
@@ -112,7 +109,7 @@ class Mirror:
         """
         started = time.monotonic()
         self._check_target()
-        tags = self._tags(self._source, self._source_name, globs)
+        tags = self._tags(self._source, globs)
         if globs and not tags:
             near = self._near(globs)
             hint = f"; {did_you_mean(near)}" if near else ""
@@ -159,17 +156,15 @@ class Mirror:
             raise ConfigError(f"{self._source_name}: source and target are the same store")
 
     @staticmethod
-    def _tags(store: Backend, name: str, globs: Sequence[str]) -> list[str]:
-        with store_errors(name):
-            tags = sorted(
-                key.removeprefix(f"{store_layout.TAGS}/")
-                for key in store.list_refs(store_layout.TAGS)
-            )
+    def _tags(store: NamedStore, globs: Sequence[str]) -> list[str]:
+        tags = sorted(
+            key.removeprefix(f"{store_layout.TAGS}/") for key in store.list_refs(store_layout.TAGS)
+        )
         return [tag for tag in tags if not globs or any(fnmatchcase(tag, glob) for glob in globs)]
 
     def _near(self, globs: Sequence[str]) -> tuple[str, ...]:
         """Return tags of the source that are called almost as was asked for."""
-        there = self._tags(self._source, self._source_name, ())
+        there = self._tags(self._source, ())
         return tuple(
             dict.fromkeys(tag for glob in globs for tag in difflib.get_close_matches(glob, there))
         )
@@ -179,20 +174,16 @@ class Mirror:
         if len(self._there) > _REMEMBERED:
             self._there.clear()
         key = store_layout.tag_key(tag)
-        with store_errors(self._source_name):
-            value = self._source.read_ref(key)
+        value = self._source.read_ref(key)
         if value is None:
             raise NotFound(f"{self._source_name}: tag {tag} was removed meanwhile", tag=tag)
         self._check_newer(tag, value)
         manifest = store_layout.decode_tag(value, tag)
-        stored = read_manifest(
-            self._source, self._source_name, manifest, self._limits, read_only=True
-        )
+        stored = read_manifest(self._source, manifest, self._limits)
         content = Content.decode(stored[0], self._limits)
         units = {unit.key: unit for unit in store_layout.units_of(content)}
         keys = names_in(content)
-        with store_errors(self._source_name):
-            signed = envelope_keys(self._source, manifest)
+        signed = envelope_keys(self._source, manifest)
         hinted = [store_layout.dictionary_key(digest) for _, digest in store_layout.hints_of(value)]
         entries = sample(keys)
         self._look([manifest, *signed, *hinted, *entries, *units])
@@ -213,7 +204,7 @@ class Mirror:
         if not complete:
             self._flush()
         moved = self._set(tag, key, value) or not complete
-        index = KernelIndex(self._target, self._target_name, self._limits)
+        index = KernelIndex(self._target, self._limits)
         indexed = not moved and self._there.issuperset(entries)
         over, held = bool(signed or envelopes_in(value)), keys if indexed else ()
         fresh = len(missing) == len(units)
@@ -230,13 +221,11 @@ class Mirror:
         for batch in batches(
             [key for key in dict.fromkeys(keys) if key not in self._there], store_layout.BATCH_KEYS
         ):
-            with store_errors(self._target_name):
-                self._there |= ask(batch)
+            self._there |= ask(batch)
 
     def _move_units(self, units: Collection[store_layout.Unit]) -> None:
         for batch in unit_batches(units):
-            with store_errors(self._source_name):
-                found = self._source.get_within(store_layout.bounds_of_units(batch))
+            found = self._source.get_within(store_layout.bounds_of_units(batch))
             for unit in batch:
                 value = found.get(unit.key)
                 if value is None:
@@ -252,8 +241,7 @@ class Mirror:
                 self._watch(self._units_sent, self._units_moved)
 
     def _dictionary(self, key: str, most: int) -> bytes | None:
-        with store_errors(self._source_name):
-            found = self._source.get_within({key: most}).get(key)
+        found = self._source.get_within({key: most}).get(key)
         return None if isinstance(found, Unread) else found
 
     def _move_hinted(self, dictionaries: Collection[str]) -> None:
@@ -269,26 +257,22 @@ class Mirror:
                 self._put({key: value})
 
     def _move_signatures(self, keys: Collection[str]) -> None:
-        with store_errors(self._source_name):
-            found = self._source.get_within(store_layout.bounds_of_keys(keys)) if keys else {}
+        found = self._source.get_within(store_layout.bounds_of_keys(keys)) if keys else {}
         for key, value in found.items():
             check_envelope(key, value)
         self._put(found)
 
     def _put(self, values: dict[str, bytes]) -> None:
         if values:
-            with store_errors(self._target_name):
-                self._target.put(values)
+            self._target.put(values)
             self._there |= values.keys()
             self._bytes_moved += sum(map(len, values.values()))
 
     def _flush(self) -> None:
-        with store_errors(self._target_name):
-            self._target.flush()
+        self._target.flush()
 
     def _named(self, key: str) -> bytes | None:
-        with store_errors(self._target_name):
-            return self._target.read_ref(key)
+        return self._target.read_ref(key)
 
     def _set(self, tag: str, key: str, value: bytes) -> bool:
         """Set a tag in the target; False when it says so already."""
@@ -297,9 +281,8 @@ class Mirror:
             if before == value:
                 return False
             self._check_newer(tag, value)
-            with store_errors(self._target_name):
-                if self._target.swap_ref(key, before, value):
-                    return True
+            if self._target.swap_ref(key, before, value):
+                return True
         raise MergeConflict(f"{self._target_name}: tag {tag} keeps changing; sync again", tag=tag)
 
     def _check_newer(self, tag: str, value: bytes) -> None:
@@ -324,15 +307,14 @@ class Mirror:
         prune.
         """
         gone = []
-        for tag in self._tags(self._target, self._target_name, globs):
+        for tag in self._tags(self._target, globs):
             if tag not in tags:
                 key = store_layout.tag_key(tag)
                 before = self._named(key)
-                with store_errors(self._target_name):
-                    if self._dry_run or (
-                        before is not None and self._target.swap_ref(key, before, None)
-                    ):
-                        gone.append(tag)
+                if self._dry_run or (
+                    before is not None and self._target.swap_ref(key, before, None)
+                ):
+                    gone.append(tag)
         return gone
 
 

@@ -23,8 +23,6 @@ from bundler.store.store_failures import DAMAGED
 Need = Callable[[str, int], bytes | None]
 # Opened ones that are kept: the units of one bundle need two or three.
 _KEPT = 8
-# For units that are compressed anew while a restore waits for them.
-_FAST = 1
 
 
 def of_units(units: Iterable[store_layout.Unit], limits: Limits) -> dict[str, int]:
@@ -71,7 +69,7 @@ def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need
     return (
         value
         if store_layout.dictionary_of(value) is None
-        else store_layout.encode_object(payload, _FAST)
+        else store_layout.encode_small_object(payload)
     )
 
 

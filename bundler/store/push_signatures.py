@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from bundler.backends.port import Backend
 from bundler.config import signature_settings
 from bundler.errors import FormatError, Untrusted
 from bundler.format.bundle import Bundle
@@ -21,7 +20,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.store import store_layout
-from bundler.store.store_failures import store_errors
+from bundler.store.store_failures import NamedStore
 from bundler.store.store_layout import Hint
 from bundler.store.store_signatures import (
     MOST_BYTES_IN_TAG,
@@ -54,22 +53,17 @@ class PushSignatures:
     """What one push does about signatures.
 
     Args:
-        backend, name: the store.
+        store: the store.
         key: who signs; None for nobody.
         pushed: the bundle, whose own signatures go with it.
         tag: the tag; None for a push by digest alone.
     """
 
     def __init__(
-        self, backend: Backend, name: str, key: SigningKey | None, pushed: Bundle, tag: str | None
+        self, store: NamedStore, key: SigningKey | None, pushed: Bundle, tag: str | None
     ) -> None:
-        self._backend, self._name, self._key, self._pushed, self._tag = (
-            backend,
-            name,
-            key,
-            pushed,
-            tag,
-        )
+        self._backend, self._name = store, store.name
+        self._key, self._pushed, self._tag = key, pushed, tag
 
     @property
     def signed(self) -> bool:
@@ -193,8 +187,7 @@ class PushSignatures:
             for data in about
         }
         if values:
-            with store_errors(self._name):
-                self._backend.put(values)
+            self._backend.put(values)
 
 
 def _fitting(envelopes: Sequence[bytes]) -> list[bytes]:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the store does when a byte store fails, or gives a damaged object.
 
-`store_errors` turns the errors of byte stores into those of this package: every call of a byte
-store stands in `with store_errors(name)`, and no other module of the room does that.  `checked`
-asks for a damaged object once more, then removes it, so that the next push sends it again.
+`store_errors` turns the errors of byte stores into those of this package.  The modules of this room
+call byte stores through `NamedStore`, which does that for each call.  `checked` asks for a damaged
+object once more, then removes it, so that the next push sends it again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bundler.backends import backend_errors as theirs
-from bundler.backends.port import Backend, Unread
+from bundler.backends.batches import batches
+from bundler.backends.breaker import Wrapped
+from bundler.backends.port import Backend, Lease, TierCounters, Unread
 from bundler.errors import (
     AccessDenied,
     BundlerError,
@@ -27,9 +30,10 @@ from bundler.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from bundler.format.limits import Limits
 from bundler.package_loggers import logger
 from bundler.project import page
-from bundler.store.store_layout import bound_of_key
+from bundler.store.store_layout import BATCH_KEYS, bound_of_key, bounds_of_keys
 
 # The beginning of a message of a byte store that is a server, and the text between the names of
 # tiers.
@@ -69,6 +73,54 @@ def store_errors(store: str) -> Iterator[None]:
         raise kind(named_once(store, str(error)) + more, store=store) from error
 
 
+class NamedStore(Wrapped):
+    """A byte store with a name, whose every call raises errors of this package; see `Wrapped`.
+
+    Args:
+        inner: the byte store.
+        name: what to call it in messages; holds no secret.
+        read_only: leave what is damaged, or is used, as it is.
+    """
+
+    def __init__(self, inner: Backend, name: str, *, read_only: bool = False) -> None:
+        super().__init__(inner)
+        self.name, self.read_only = name, read_only
+
+    @property
+    def untouched(self) -> NamedStore:
+        """The same, to be left as it is."""
+        return NamedStore(self.inner, self.name, read_only=True)
+
+    @property
+    def counters(self) -> tuple[TierCounters, ...]:
+        """What each tier did so far; see `Backend`."""
+        return self.inner.counters
+
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
+        """Take a lease, whose changes raise errors of this package too; see `Backend`."""
+        lease = self._call(lambda: self.inner.lease(key, ttl_s))
+        if lease is None:
+            return None
+        return Lease(
+            lambda ttl_s: self._call(lease.release if ttl_s is None else lambda: lease.renew(ttl_s))
+        )
+
+    def flush(self) -> None:
+        """Make what was put survive a power failure; see `Backend`."""
+        self._call(self.inner.flush)
+
+    def _call(self, call: Callable[[], T], **_known: int) -> T:
+        with store_errors(self.name):
+            return call()
+
+
+def named(backend: Backend, name: str) -> NamedStore:
+    """Return a byte store with its name; one that has it already as it is."""
+    if isinstance(backend, NamedStore) and backend.name == name:
+        return backend
+    return NamedStore(backend, name)
+
+
 def named_once(store: str, text: str) -> str:
     """Return a byte store's message after the name of the store, which is said once.
 
@@ -82,10 +134,9 @@ def named_once(store: str, text: str) -> str:
 
 
 def checked(
-    backend: Backend,
-    name: str,
     key: str,
     value: bytes,
+    store: NamedStore,
     check: Callable[[bytes], T],
     removable: tuple[type[BundlerError], ...] = DAMAGED,
 ) -> T:
@@ -95,28 +146,42 @@ def checked(
     what the store gives twice the same is removed, and the next push sends it again.
 
     Args:
-        backend, name: the store.
         key, value: the object as the store gave it.
+        store: which gave it.
         check: raises `DigestMismatch` or `FormatError` for a damaged value.
         removable: the errors for which the object is removed; one that is only over a limit of this
-            reader stays.
+            reader stays, and so does every one of a store that is to be left as it is.
     """
     try:
         return check(value)
     except DAMAGED as error:
-        with store_errors(name):
-            again = backend.get_within({key: _bound(key, value)}).get(key)
+        again = store.get_within({key: _bound(key, value)}).get(key)
         if again is not None and again != value:
             return check(again)
-        if isinstance(error, removable) and not isinstance(error, LimitExceeded):
+        keep = store.read_only or isinstance(error, LimitExceeded)
+        if isinstance(error, removable) and not keep:
             _log.warning(
                 "%s: %s is damaged; it is removed, and the next push sends it again: %s",
-                name,
+                store.name,
                 key,
                 error,
             )
-            quarantine(backend, name, key)
+            quarantine(store, key)
         raise
+
+
+def read_sound(
+    store: NamedStore, keys: Iterable[str], limits: Limits, decode: Callable[[str, bytes], T]
+) -> Iterator[tuple[str, T]]:
+    """Yield what small objects hold, by key and in the order of the keys; a damaged one is removed
+    and left out.
+    """
+    for batch in batches(keys, BATCH_KEYS):
+        values = store.get_within(bounds_of_keys(batch, limits))
+        for key in batch:
+            if key in values:
+                with contextlib.suppress(*DAMAGED):
+                    yield key, checked(key, values[key], store, partial(decode, key))
 
 
 def _bound(key: str, value: bytes) -> int:
@@ -126,12 +191,11 @@ def _bound(key: str, value: bytes) -> int:
     return max(len(value), bound_of_key(key))
 
 
-def quarantine(backend: Backend, name: str, key: str) -> None:
+def quarantine(store: NamedStore, key: str) -> None:
     """Remove a damaged object; where that is not permitted it stays, and is damaged for the next
     reader too.
     """
     try:
-        with store_errors(name):
-            backend.delete([key])
+        store.delete([key])
     except BundlerError as error:
         _log.warning("%s cannot be removed: %s", key, error)

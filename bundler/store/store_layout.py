@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
-each value is encoded.
+"""`Unit`, `encode_object`, `encode_tag`, `encode_manifest`: what a store holds, under which keys,
+and how each value is encoded.
 
 ::
 
@@ -11,7 +11,7 @@ each value is encoded.
     v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
     v1/k/<kernel key>   a kernel that was published by itself (kernel_records.py)
     v1/b/<kernel key>   which bundle has that kernel (kernel_index.py), and v1/b/f/<64 hex>, which has that single file
-    v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (moved_index.py)
+    v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (kernel_index.py)
 
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
@@ -68,7 +68,7 @@ INDEX = f"{MAJOR}/b"
 MOVED = f"{MAJOR}/l"
 RECORD_BYTES = MIB  # a record is of one kernel, and has some KB
 # An entry of the kernel index names a manifest and a tag.
-PLACE_BYTES = 1024
+PLACE_BYTES, ROW_VERSION = 1024, 1
 # The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes
 # part of no dictionary.
 DICTIONARY_BYTES = MIB
@@ -140,13 +140,8 @@ def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Itera
         layout, target = kernel.layout, kernel.target
         if (id(layout), id(target)) not in known:
             others = tuple([position for position in layout.order if position not in layout.launch])
-            known[id(layout), id(target)] = (
-                layout,
-                target,
-                others,
-                f"{target}/launch",
-                f"{target}/rest",
-            )
+            of_launch, of_rest = f"{target}/launch", f"{target}/rest"
+            known[id(layout), id(target)] = layout, target, others, of_launch, of_rest
         _, _, rest, of_launch, of_rest = known[id(layout), id(target)]
         files = blobs_of_files(kernel)
         if launch:
@@ -155,18 +150,18 @@ def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Itera
             yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 
 
-def encode_object(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
+def encode_object(payload: bytes) -> bytes:
     """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        level, source_size=len(payload), write_checksum=True, write_content_size=True
+        ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
     )
     data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
     return _ALONE + sha256(data) + data
 
 
 def encode_small_object(payload: bytes) -> bytes:
-    """Return what is stored for some bytes, of which there are thousands: the compressor is kept,
-    and chosen for none of them.
+    """Return what is stored for some bytes, of which there are thousands, or that a restore waits
+    for: compressed fast, and the compressor is kept, and chosen for none of them.
     """
     compressor: zstandard.ZstdCompressor | None = getattr(_of_thread, "compressor", None)
     if compressor is None:
@@ -288,6 +283,17 @@ def decode_object(
     return decompress(
         checked_frame(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
     )
+
+
+def decode_row(value: bytes, key: str, *kinds: type) -> list[Any]:
+    """Return the fields of an entry of an index, which follow its version; raises `FormatError`,
+    `DigestMismatch`.
+    """
+    payload = wire.unpack(decode_object(value, key, None, most_bytes=PLACE_BYTES), key)
+    version, *row = wire.fields(payload, key, int, *kinds, open_ended=True)
+    if version != ROW_VERSION:
+        raise FormatError(f"{key}: version {version}, expected {ROW_VERSION}", key=key)
+    return row
 
 
 def decompress(
@@ -442,9 +448,8 @@ def hints_of(value: bytes | None) -> tuple[Hint, ...]:
     or cannot be read.
     """
     try:
-        *_, hints = wire.fields(
-            unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True
-        )
+        data = unpack_ref(value or b"", "tag")
+        *_, hints = wire.fields(data, "tag", int, str, list, open_ended=True)
         found = [wire.fields(hint, "hint", str, bytes) for hint in hints[:HINTS]]
     except FormatError:
         return ()

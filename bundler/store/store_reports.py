@@ -2,7 +2,7 @@
 """The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`,
 `SyncReport`, `StoreStats`, `TagInfo`.
 
-`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify`, `prune`
+`BundleStore` returns them; the commands `push`, `tags`, `stats`, `verify`, `prune`
 and `sync` print them.
 """
 
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from bundler.format.summary import Reported, Summarized
 
 Reasons = tuple[tuple[str, str], ...]
+# By what a prune finds objects held; `Held` says what each means.
+TAGS, UNREAD_TAGS, GRACE = "tags", "unread tags", "grace"
+AGE, ROOM, USE = "older_than", "max_bytes", "use"
 
 
 @dataclass(frozen=True, repr=False)

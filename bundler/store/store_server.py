@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable
 from typing import Self
 
-from bundler.backends.peers.peer_requests import ServingBounds
 from bundler.backends.peers.peer_server import PeerServer
-from bundler.backends.peers.served_objects import ServedKeys, ServedObjects
-from bundler.backends.peers.serving_tally import ServingTally
+from bundler.backends.peers.served_objects import (
+    ServedKeys,
+    ServedObjects,
+    ServingBounds,
+    ServingTally,
+)
 from bundler.backends.port import Backend
 from bundler.errors import ConfigError
 from bundler.fork_safety import after_fork
@@ -69,12 +72,10 @@ class StoreServer:
         more_metrics: Callable[[], str] = str,
     ) -> None:
         host, port = listen_address(listen)
-        bounds, self._tally = bounds or ServingBounds(), ServingTally(more_metrics)
-        objects = ServedObjects(
-            source, _KEYS, self._tally, reads=bounds.reads, memory_bytes=bounds.memory_bytes
-        )
+        self._tally = ServingTally(more_metrics)
+        objects = ServedObjects(source, _KEYS, self._tally, bounds or ServingBounds())
         with store_errors("serve"):
-            self._server = PeerServer(objects, host, port, self._tally, bounds)
+            self._server = PeerServer(objects, host, port)
         after_fork(self._server.abandon)
 
     @property

@@ -28,7 +28,7 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES, SignatureSource
 from bundler.store import store_layout
-from bundler.store.store_failures import store_errors
+from bundler.store.store_failures import NamedStore
 from bundler.store.store_layout import Hint
 from bundler.trust.admission import policy_in_force
 
@@ -53,15 +53,8 @@ class SignedTag(Struct, frozen=True):
 def envelopes_in(value: bytes | None) -> tuple[bytes, ...]:
     """Return the envelopes in a tag's value; none for a tag that has none, or cannot be read."""
     try:
-        rows = wire.fields(
-            store_layout.unpack_ref(value or b"", "tag"),
-            "tag",
-            int,
-            str,
-            list,
-            list,
-            open_ended=True,
-        )[3]
+        data = store_layout.unpack_ref(value or b"", "tag")
+        *_, rows = wire.fields(data, "tag", int, str, list, list, open_ended=True)
     except FormatError:
         return ()
     return tuple(row for row in rows[:MOST_IN_TAG] if type(row) is bytes)
@@ -94,7 +87,7 @@ class StoreSignatures(SignatureSource):
     somebody asks.
 
     Args:
-        backend, name: the store.
+        store: the store.
         manifest: the bundle's, by its key.
         in_tag: what the tag said already.
         doubt: why the tag's own signature does not count, for reports.
@@ -102,19 +95,12 @@ class StoreSignatures(SignatureSource):
 
     def __init__(
         self,
-        backend: Backend,
-        name: str,
+        store: NamedStore,
         manifest: str,
         in_tag: Sequence[bytes] = (),
         doubt: str = "",
     ) -> None:
-        self._backend, self._name, self._manifest, self._in_tag, self.doubt = (
-            backend,
-            name,
-            manifest,
-            in_tag,
-            doubt,
-        )
+        self._backend, self._manifest, self._in_tag, self.doubt = store, manifest, in_tag, doubt
 
     def envelopes(self) -> tuple[bytes, ...]:
         """Return them; raises `StoreUnavailable`, `AccessDenied`."""
@@ -125,11 +111,10 @@ class StoreSignatures(SignatureSource):
         about = [data for data in self._in_tag if is_about_bundle(data)]
         if about:  # what a pull by tag came with saves a listing
             return tuple(about)
-        with store_errors(self._name):
-            keys = envelope_keys(self._backend, self._manifest)
-            found = self._backend.get_within(
-                dict.fromkeys(keys, store_layout.most_object_bytes(MAX_ENVELOPE_BYTES))
-            )
+        keys = envelope_keys(self._backend, self._manifest)
+        found = self._backend.get_within(
+            dict.fromkeys(keys, store_layout.most_object_bytes(MAX_ENVELOPE_BYTES))
+        )
         return tuple(data for key in keys if (data := _unsealed(key, found.get(key))) is not None)
 
 

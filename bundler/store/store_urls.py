@@ -16,14 +16,13 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlspl
 
 from bundler import observers
 from bundler.backends import cloud, oci, peers, redis
-from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
+from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, ReadOnly, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.port import Backend
-from bundler.backends.single_tier import Rules, Tier
-from bundler.backends.tiers import Tiers, WhenDown
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import Rules, Tier, Tiers, WhenDown
+from bundler.backends.url_parts import without_secrets
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.package_loggers import logger
 from bundler.store.store_failures import named_once, store_errors
@@ -119,15 +118,10 @@ def _open_peers(how: Opening) -> list[Tier]:
 
     tiers = []
     for settings in [_peer(url) for url in how.peers]:
+        name, timeout_s = f"peer {settings.shown}", settings.timeout_s
         backend = PeerBackend(settings, proofs_only=True)
-        limits = Deadlines(settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s)
-        tiers.append(
-            Tier(
-                f"peer {settings.shown}",
-                _guarded(backend, limits, f"peer {settings.shown}"),
-                STORE_RULES,
-            )
-        )
+        guarded = _guarded(backend, name, how, timeout_s, timeout_s, unhurried_s=None)
+        tiers.append(Tier(name, guarded, STORE_RULES))
     return tiers
 
 
@@ -198,9 +192,9 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     path = _path(parts)
     if parts.scheme in oci.SCHEMES:
         raise ConfigError(
-            f"not a store: {_shown(parts)!r} is a place of images, where a bundle goes by"
+            f"not a store: {without_secrets(parts)!r} is a place of images, where a bundle goes by"
             " triton-bundler oci push, and commands read it in place of a file",
-            url=_shown(parts),
+            url=without_secrets(parts),
         )
     if (
         parts.scheme != "file"
@@ -208,7 +202,10 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         or not path.startswith("/")
         or "\0" in path
     ):
-        raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
+        raise ConfigError(
+            f"not a store: {without_secrets(parts)!r}; expected {_SCHEMES}",
+            url=without_secrets(parts),
+        )
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     mode, timeout_s = settings.pop("mode", "private"), _seconds(settings.pop("timeout_s", None))
     if settings or mode not in _MODES or parts.fragment or timeout_s == 0:
@@ -223,11 +220,7 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         backend = bounded(lambda: LocalBackend(path, _MODES[mode]), timeout_s)
     # Guarded as a server is: a network file system whose server is gone makes every call wait for
     # ever.
-    unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
-    limits = Deadlines(
-        timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s
-    )
-    return _guarded(backend, limits, _name(url))
+    return _guarded(backend, _name(url), how, timeout_s, max(1.0, timeout_s))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -248,13 +241,7 @@ def _open_server(url: str, how: Opening) -> Guarded:
     # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes
     # longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
-    limits = Deadlines(
-        deadline_s,
-        budget_s=max(1.0, deadline_s),
-        probe_s=how.probe_s,
-        unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
-    )
-    return _guarded(backend, limits, redis.shown(url))
+    return _guarded(backend, redis.shown(url), how, deadline_s, max(1.0, deadline_s))
 
 
 def _open_cloud(url: str, how: Opening) -> Guarded:
@@ -268,13 +255,7 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
     # A store that never answers costs a process one time-out in all, which has to do for name,
     # credentials, TLS and a second attempt.
-    limits = Deadlines(
-        deadline_s,
-        budget_s=settings.timeout_s,
-        probe_s=how.probe_s,
-        unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
-    )
-    return _guarded(backend, limits, shown)
+    return _guarded(backend, shown, how, deadline_s, settings.timeout_s)
 
 
 def _open_served(url: str, how: Opening) -> Guarded:
@@ -282,21 +263,35 @@ def _open_served(url: str, how: Opening) -> Guarded:
 
     with store_errors(_name(url)):
         settings = peers.parse_served(url)
-    limits = Deadlines(
-        settings.timeout_s,
-        budget_s=settings.timeout_s,
-        probe_s=how.probe_s,
-        unhurried_s=LEAST_UNHURRIED_S,
+    backend, timeout_s = PeerBackend(settings, proofs_only=False), settings.timeout_s
+    return _guarded(
+        backend, settings.shown, how, timeout_s, timeout_s, unhurried_s=LEAST_UNHURRIED_S
     )
-    return _guarded(PeerBackend(settings, proofs_only=False), limits, settings.shown)
 
 
-def _guarded(backend: Backend, limits: Deadlines, name: str) -> Guarded:
-    """Return a store behind a breaker that tells its state, by the name of the tier."""
+def _guarded(
+    backend: Backend,
+    name: str,
+    how: Opening,
+    deadline_s: float,
+    budget_s: float,
+    *,
+    unhurried_s: float | None = 0.0,
+) -> Guarded:
+    """Return a store behind a breaker that tells its state, by the name of the tier.
+
+    Args:
+        backend, name, how: the store.
+        deadline_s, budget_s, unhurried_s: as of `Deadlines`; 0 for as much longer than an operation
+            as a listing may take.
+    """
 
     def tell(state: str) -> None:
         observers.state("breaker", BREAKER_STATES[state], tier=name)
 
+    if unhurried_s == 0:
+        unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s)
+    limits = Deadlines(deadline_s, budget_s=budget_s, probe_s=how.probe_s, unhurried_s=unhurried_s)
     tell("closed")
     return Guarded(backend, limits, tell)
 
@@ -424,9 +419,4 @@ def _name(url: str) -> str:
         return redis.shown(url)
     if parts.scheme in cloud.SCHEMES:
         return cloud.shown_url(url)
-    return url if parts.scheme in {"file", "memory"} else _shown(parts)
-
-
-def _shown(parts: SplitResult) -> str:
-    """Return a URL without what may be secret: user, password and settings."""
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return url if parts.scheme in {"file", "memory"} else without_secrets(parts)

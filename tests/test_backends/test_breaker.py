@@ -21,11 +21,9 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
     InvalidKey,
 )
-from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Deadlines, Guarded
+from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Deadlines, Guarded, ReadOnly
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.single_tier import Rules, Tier
-from bundler.backends.tiers import Tiers
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import Rules, Tier, Tiers
 
 pytestmark = pytest.mark.serial
 

@@ -223,13 +223,13 @@ def test_old_leases_are_removed_by_prune(monkeypatch):
     """A lease that nobody wrote for a day goes when a prune looks through the packs; a young one
     stays.
     """
-    from bundler.backends.cloud import object_leases
+    from bundler.backends.cloud import cloud_backend
 
     backend = opened(MemoryStore())
     assert backend.lease("old", 60).release()
     time.sleep(0.05)
     young = backend.lease("young", 60)
-    monkeypatch.setattr(object_leases, "OLD_S", 0.02)
+    monkeypatch.setattr(cloud_backend, "OLD_S", 0.02)
     backend.put({"a": b"1"})
     backend.delete(["a"])
     assert len(list(backend._bucket.names("leases"))) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from bundler.backends.backend_errors import BackendError
 from bundler.backends.cloud import connect, parse_url
-from bundler.backends.cloud.store_hosts import NOWHERE, gate
+from bundler.backends.cloud.object_exchange import NOWHERE, gate
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[test]'")
 SECRETS = ("hush-hush-hush", "T0KEN-T0KEN", "SIG-SIG-SIG")

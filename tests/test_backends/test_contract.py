@@ -10,12 +10,10 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from bundler.backends.backend_errors import BackendDenied
-from bundler.backends.breaker import Guarded
+from bundler.backends.breaker import Guarded, ReadOnly
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.testing import BackendContract, state_machine
-from bundler.backends.tiers import Tiers
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import Rules, Tier, Tiers
 
 # Importing a name that is mapped to None is an ImportError, as if it were not installed.
 _WITHOUT = """

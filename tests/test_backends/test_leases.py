@@ -10,7 +10,7 @@ import disk
 import filelock
 import pytest
 
-from bundler.backends import leases
+from bundler.backends import local as local_store
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 
 
@@ -55,7 +55,7 @@ def test_who_cannot_get_the_lock_goes_on_without_the_lease(local, root, lease, m
     """A stuck lock costs a moment, not the program: no lease, and nothing prolonged or
     given back.
     """
-    monkeypatch.setattr(leases, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(local_store, "LOCK_TIMEOUT_S", 0.01)
     (path,) = lease_files(root)
     with filelock.FileLock(f"{path}.lock"):
         assert local.lease("v1/k", 60) is None

@@ -17,7 +17,7 @@ from bundler.backends import file_steps
 from bundler.backends import local as local_module
 from bundler.backends.backend_errors import BackendError, BackendFull, BackendUnavailable
 from bundler.backends.local import FULL_PAUSE_S, STALE_AFTER_S, LocalBackend
-from bundler.backends.testing.contract_hooks import in_threads
+from bundler.backends.testing.backend_contract import in_threads
 
 # --------------------------------------------------------------------------------- The disk is full
 

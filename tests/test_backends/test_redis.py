@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from bundler.backends.redis import RedisBackend
 from bundler.backends.redis import value_parts as values
 from bundler.backends.testing import BackendContract, state_machine
-from bundler.backends.testing.contract_hooks import in_threads
+from bundler.backends.testing.backend_contract import in_threads
 
 # The suite shares its machine: time-outs are tested elsewhere.
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}

@@ -17,8 +17,7 @@ from redis.exceptions import InvalidResponse
 import bundler
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.redis import RedisBackend, server_exchange
-from bundler.backends.redis.reply_errors import OverlongReply
-from bundler.backends.redis.reply_parser import ReplyParser
+from bundler.backends.redis.replies import OverlongReply, ReplyParser
 from bundler.backends.redis.server_connections import Metered
 from bundler.errors import NotFound, StoreUnavailable
 from tools.shared.fake_redis import FakeRedis

@@ -27,13 +27,12 @@ from bundler.backends.backend_errors import (
 )
 from bundler.backends.redis import (
     RedisBackend,
-    reply_errors,
-    reply_parser,
+    replies,
     server_connections,
     server_exchange,
 )
 from bundler.backends.redis.url_settings import parse
-from bundler.backends.testing.contract_hooks import in_threads
+from bundler.backends.testing.backend_contract import in_threads
 
 pytestmark = pytest.mark.serial
 # A machine that does other things too is late by this much at most; far less than redis-py's own
@@ -108,7 +107,7 @@ def test_every_timeout_and_retry_is_set():
         "password": "p",
         "db": 2,
         "protocol": 2,
-        "parser_class": reply_parser.ReplyParser,
+        "parser_class": replies.ReplyParser,
         "socket_timeout": 3.0,
         "socket_connect_timeout": 2.0,
         "socket_read_size": 65536,
@@ -206,7 +205,7 @@ def test_every_error_of_redis_py_has_a_meaning():
         for name, cls in vars(redis.exceptions).items()
         if isinstance(cls, type) and issubclass(cls, Exception)
     }
-    assert theirs - reply_errors._MEANINGS.keys() - set(UNAVAILABLE) == set()
+    assert theirs - replies._MEANINGS.keys() - set(UNAVAILABLE) == set()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ def test_every_error_of_redis_py_has_a_meaning():
 )
 def test_errors_mean_one_of_four_things(error, kind):
     """Full, denied, late or unavailable; the message names the server."""
-    found = reply_errors.meaning(error, "redis://h:1/")
+    found = replies.meaning(error, "redis://h:1/")
     assert type(found) is kind
     assert str(found).startswith("redis://h:1/: ")
 
@@ -395,7 +394,7 @@ def test_a_call_that_is_interrupted_leaves_no_answer_behind(server, admin):
     """A KeyboardInterrupt between question and answer drops the connection too."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1", "b": b"2"})
-        connection = backend._link._node._idle[0][0]
+        connection = backend._link._seeds[0]._idle[0][0]
         read = connection.read_response
 
         def interrupted():
@@ -423,12 +422,12 @@ def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, monke
     """What lay unused for longer than a firewall may remember is replaced."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
-        first = backend._link._node._idle[0][0]
+        first = backend._link._seeds[0]._idle[0][0]
         backend.get(["a"])
-        assert backend._link._node._idle[0][0] is first
+        assert backend._link._seeds[0]._idle[0][0] is first
         monkeypatch.setattr(server_exchange, "IDLE_S", 0.0)
         assert backend.get(["a"]) == {"a": b"1"}
-        assert backend._link._node._idle[0][0] is not first
+        assert backend._link._seeds[0]._idle[0][0] is not first
 
 
 def test_few_connections_are_kept(server, admin):
@@ -436,7 +435,7 @@ def test_few_connections_are_kept(server, admin):
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({"a": b"1"})
         in_threads([lambda: [backend.get(["a"]) for _ in range(5)]] * 32)
-        assert 1 <= len(backend._link._node._idle) <= server_exchange.KEPT_CONNECTIONS
+        assert 1 <= len(backend._link._seeds[0]._idle) <= server_exchange.KEPT_CONNECTIONS
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

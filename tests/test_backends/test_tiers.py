@@ -14,12 +14,10 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
     InvalidKey,
 )
-from bundler.backends.host_fetch import FETCH_S, SLOTS, SharedFetches, write_order
+from bundler.backends.breaker import ReadOnly
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.single_tier import Rules, Tier
-from bundler.backends.tiers import Tiers
-from bundler.backends.wrapped_store import ReadOnly
+from bundler.backends.tiers import FETCH_S, SLOTS, Rules, SharedFetches, Tier, Tiers, write_order
 
 
 class Far(MemoryBackend):
@@ -492,7 +490,7 @@ def test_a_fetch_that_finds_nothing_ends_the_wait():
 
 def test_a_killed_fetcher_is_not_waited_for_for_ever(monkeypatch):
     """A lease that nobody gives back costs the others the time of one fetch, no more."""
-    monkeypatch.setattr("bundler.backends.host_fetch.FETCH_S", 0.2)
+    monkeypatch.setattr("bundler.backends.tiers.FETCH_S", 0.2)
     near, far = MemoryBackend(), Far(A)
     for slot in range(SLOTS):
         assert near.lease(f"fetch/{slot:02x}", 600)

@@ -10,9 +10,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from bundler.backends.breaker import Guarded
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.testing import BackendContract, state_machine
-from bundler.backends.tiers import Tiers
+from bundler.backends.tiers import Rules, Tier, Tiers
 
 
 def tiers(*backends):

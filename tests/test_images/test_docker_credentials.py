@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from bundler.backends.oci import parse_image_url
 from bundler.backends.oci.docker_credentials import Credentials, find_credentials
-from bundler.backends.oci.registry_urls import parse_image_url
 
 HOST = "registry.example:5000"
 

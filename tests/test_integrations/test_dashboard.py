@@ -19,7 +19,7 @@ from pathlib import Path
 import plugged
 import pytest
 
-from bundler.backends.peers.serving_tally import METRICS as SERVED
+from bundler.backends.peers.served_objects import METRICS as SERVED
 from bundler.integrations.prometheus_meters import METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -190,7 +190,8 @@ def test_a_breaker_tells_each_change_and_who_comes_later(heard):
             return super().exists(keys)
 
     backend = Dying()
-    guarded = store_urls._guarded(backend, store_urls.Deadlines(probe_s=1e-6), "far")
+    how = store_urls.Opening(probe_s=1e-6)
+    guarded = store_urls._guarded(backend, "far", how, 0.5, 1.0, unhurried_s=None)
     guarded.exists(["a"])
     backend.dead = True
     for _ in range(3):

@@ -333,8 +333,8 @@ def test_explain_says_that_only_a_helper_moved(recorded, store_url, tmp_path):
 _MISS = """
 import bundler
 with bundler.open_store(sys.argv[3]) as store:
-    trips, real = [], store._backend.get_within
-    store._backend.get_within = lambda asked: trips.append(list(asked)) or real(asked)
+    trips, real = [], store._backend.inner.get_within
+    store._backend.inner.get_within = lambda asked: trips.append(list(asked)) or real(asked)
     with bundler.session(store, push=None, moved=sys.argv[4] == "1") as session:
         kernels.compile_one(sys.argv[2], "cuda:90")
 say([len(trips), session.counters.misses])

@@ -21,13 +21,13 @@ import bundler
 
 with bundler.open_store(sys.argv[2]) as store:
     with bundler.session(store, tag="demo/all") as session:
-        store_get = store._backend.get
+        store_get = store._backend.inner.get
         def no_network(keys):
             raise AssertionError("asked for a kernel that was prefetched")
-        store._backend.get = no_network
+        store._backend.inner.get = no_network
         for name in filter(None, sys.argv[3].split(",")):
             compile_one(name)
-        store._backend.get = store_get
+        store._backend.inner.get = store_get
         for name in sys.argv[4:]:
             compile_one(name)
         during = session.counters

@@ -300,7 +300,7 @@ def test_a_store_without_leases_is_done_without():
     """Where nobody can be told to wait, each compiles, and the first result is still
     everybody's.
     """
-    from bundler.backends.wrapped_store import ReadOnly
+    from bundler.backends.breaker import ReadOnly
 
     class Plain(ReadOnly):
         def put(self, items):
@@ -598,7 +598,7 @@ def test_a_damaged_kernel_is_a_miss_and_can_be_published_anew(store, kind, harm)
     records = store.kernel_records()
     records.publish(build.one("B"))
     records.publish(one())
-    backend = store._backend
+    backend = store._backend.inner
     own = (
         backend.list(f"v1/{kind}")
         if kind == "u"

@@ -135,8 +135,8 @@ def test_many_records_are_one_round_trip(tmp_path):
         files = store.file_records()
         for name in ("a", "b", "c"):
             files.publish(f"tuning {name}", "x.tuning", name.encode())
-        calls_made, real = [], store._backend.get_within
-        store._backend.get_within = lambda asked: calls_made.append(asked) or real(asked)
+        calls_made, real = [], store._backend.inner.get_within
+        store._backend.inner.get_within = lambda asked: calls_made.append(asked) or real(asked)
         found = store.file_records().look_up_all([f"tuning {name}" for name in "abd"])
     assert found == {"tuning a": b"a", "tuning b": b"b"}
     assert len(calls_made) == 1

@@ -107,7 +107,7 @@ def raw(store):
 def innermost(store):
     """Return the byte store below all wrappers."""
     backend = store._backend
-    while isinstance(backend, Wrapped):
+    while hasattr(backend, "inner"):
         backend = backend.inner
     return backend
 

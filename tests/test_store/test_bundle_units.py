@@ -49,7 +49,7 @@ def test_the_others_are_made_when_a_blob_of_theirs_is_asked_for(content, memory,
         blob_source, "units_of", lambda *args, **how: made.append(how) or units_of(*args, **how)
     )
     units = BundleUnits(decoded)
-    blobs = StoreBlobs(memory._backend, "here", units, memory._limits)
+    blobs = StoreBlobs(memory._backend, units, memory._limits)
     launched = {digest for unit in units.launch for digest, _ in unit.blobs}
     assert {unit.key for unit in units.launch} == blobs._lacking(launched).keys()
     assert made == []

@@ -124,7 +124,7 @@ def test_bundles_share_units_whatever_they_were_compressed_with(far):
     with noting.pull("u") as pulled:
         assert oracle.contents(pulled) == oracle.contents(alike("A", "B"))
     key, _ = dictionary(far)
-    assert [key] in noting._backend.named("touch")
+    assert [key] in noting._backend.inner.named("touch")
 
 
 def test_records_read_what_bundles_brought(far):
@@ -141,8 +141,8 @@ def test_records_read_what_bundles_brought(far):
         found = records.look_up([kernel.key])
         assert (found.missing, found.damaged) == ((), {})
         assert oracle.contents(found.bundle).items() <= whole.items()
-    assert [key] in records._backend.named("get")
-    assert sum(key in keys for keys in records._backend.named("get")) == 1
+    assert [key] in records._backend.inner.named("get")
+    assert sum(key in keys for keys in records._backend.inner.named("get")) == 1
     oracle.drop(far, key)
     lost = KernelRecords(far._backend, far.name).look_up([bundle.kernels[0].key])
     assert "needs the dictionary" in lost.damaged[bundle.kernels[0].key]
@@ -322,7 +322,7 @@ def test_a_push_that_stops_anywhere_leaves_no_unit_without_its_dictionary(far):
         with Store(oracle.Faulty(MemoryBackend(), "fails", at, cheap=False), "f") as store:
             with contextlib.suppress(BundlerError):
                 store.push(alike(*ALIKE), "t")
-            if store._backend.struck is None:
+            if store._backend.inner.struck is None:
                 assert at > 5
                 break
             for digest in {v[36:68] for v in oracle.raw(store).values() if v.startswith(b"TBD1")}:

@@ -45,11 +45,11 @@ def every_call(make, fault, act, cheap=None):
             act(broken)
         except BundlerError as caught:
             error = caught
-        if broken._backend.struck is None:
+        if broken._backend.inner.struck is None:
             assert error is None
             assert at > 3
             return
-        yield broken._backend.struck, error, store
+        yield broken._backend.inner.struck, error, store
         at += 1
 
 
@@ -182,7 +182,7 @@ def test_reading_either_answers_or_raises(fault):
                 fine = right_answer(broken)
             except BundlerError:
                 fine = True
-            struck = broken._backend.struck
+            struck = broken._backend.inner.struck
             # A tag that came damaged is reported as one that cannot be read; nothing else is wrong.
             assert fine or (fault, struck) == ("flips", "read_ref"), (act, struck)
             assert oracle.raw(store) == stored
@@ -227,7 +227,7 @@ def _calls(old, fault):
         broken = oracle.wrapped(store, oracle.Faulty, fault, at)
         with pytest.raises(BundlerError) as caught:
             broken.delete_tag("t")
-        yield broken._backend.struck, caught.value, store
+        yield broken._backend.inner.struck, caught.value, store
 
 
 def test_a_way_that_damages_everything_removes_nothing():
@@ -265,9 +265,9 @@ def test_a_swap_that_others_win_is_tried_again(memory):
     memory.push(oracle.bundle("A"), "t")
     slow = oracle.wrapped(memory, oracle.Pausing, "put", "after")
     with oracle.running(lambda: slow.push(oracle.bundle("B"), "t")):
-        assert slow._backend.reached.wait(60)
+        assert slow._backend.inner.reached.wait(60)
         memory.push(oracle.bundle("C"), "t")
-        slow._backend.go_on.set()
+        slow._backend.inner.go_on.set()
     assert oracle.contents(memory.pull("t")) == oracle.contents(oracle.bundle("A", "B", "C"))
     assert memory.verify().sound
 
@@ -281,9 +281,9 @@ def test_a_tag_that_is_created_meanwhile_is_not_created_again(memory):
         pytest.raises(MergeConflict),
         oracle.running(lambda: slow.push(oracle.bundle("B"), "t", "create")),
     ):
-        assert slow._backend.reached.wait(60)
+        assert slow._backend.inner.reached.wait(60)
         memory.push(oracle.bundle("C"), "t", "create")
-        slow._backend.go_on.set()
+        slow._backend.inner.go_on.set()
     assert oracle.kernels(memory.pull("t")) == oracle.keys("C")
 
 

@@ -13,7 +13,7 @@ import oracle
 import pytest
 
 import bundler
-from bundler.backends import file_steps, leases, local
+from bundler.backends import file_steps, local
 from bundler.backends.local import LocalBackend
 from bundler.format import bundle_file as bundle_files
 from bundler.lifecycle import cache_directory, kernel_writer, tuning_directory
@@ -25,7 +25,6 @@ WHERE = {
     module.__file__
     for module in (
         file_steps,
-        leases,
         local,
         bundle_files,
         cache_directory,

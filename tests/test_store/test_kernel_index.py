@@ -163,9 +163,9 @@ def test_a_second_tag_of_the_same_bundle_asks_for_a_few_entries(memory):
     memory.push(pushed, "t")
     far = oracle.wrapped(memory, oracle.Noting, cheap=False)
     far.push(pushed, "u")
-    asked = [key for keys in far._backend.named("exists", "get") for key in keys]
+    asked = [key for keys in far._backend.inner.named("exists", "get") for key in keys]
     assert len({key for key in asked if key.startswith("v1/b/")}) < 16
-    assert far._backend.named("put") == []
+    assert far._backend.inner.named("put") == []
     for key in sorted(entries(memory))[:40]:
         del oracle.innermost(memory)._objects[f"v1/b/{key}"]
     memory.push(pushed, "w")
@@ -180,7 +180,7 @@ def test_the_first_record_counts_before_a_bundle(store):
     store.push(oracle.bundle("A"), "t")
     noting = oracle.wrapped(store, oracle.Noting)
     assert noting.kernel_records().look_up(sorted(oracle.keys("A"))).bundle.kernels
-    read = {key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys}
+    read = {key[:5] for name, keys in noting._backend.inner.calls if name == "get" for key in keys}
     assert read == {"v1/k/", "v1/u/"}
 
 
@@ -192,9 +192,9 @@ def test_the_next_kernel_of_a_bundle_asks_for_its_units_alone(store):
     noting = oracle.wrapped(store, oracle.Noting)
     records, (a, b, c) = noting.kernel_records(), sorted(oracle.keys(*"ABC"))
     assert records.look_up([a]).bundle.kernels
-    noting._backend.calls.clear()
+    noting._backend.inner.calls.clear()
     assert records.look_up([b]).bundle.kernels
-    read = [key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys]
+    read = [key[:5] for name, keys in noting._backend.inner.calls if name == "get" for key in keys]
     assert set(read) == {"v1/u/"}
     store.push(oracle.bundle("D"), "t", "replace")
     store.prune(grace_s=0)
@@ -383,6 +383,6 @@ def test_a_library_under_another_kind_is_code_all_the_same(store):
     files = build.Files()
     store.push(files.bundle(files.tuning(PATHS[1], b"library")), "t")
     assert of_files(store) == {}
-    index = KernelIndex(store._backend, store.name, judge=lambda _: False)
+    index = KernelIndex(store._backend, judge=lambda _: False)
     refused = FileRecords(store._backend, store.name, index=index, code=True)
     assert refused.look_up(f"file {PATHS[1]}") is None

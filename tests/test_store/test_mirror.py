@@ -87,7 +87,7 @@ def test_units_come_before_manifests_and_these_before_tags(memory, target):
     by its key.
     """
     memory.push(oracle.bundle("A", "B"), "x")
-    target._backend = watched = Watched(target._backend)
+    target._backend.inner = watched = Watched(target._backend.inner)
     memory.sync_to(target)
     kinds = [key.split("/")[1] for key in watched.written]
     assert kinds == ["u"] * 4 + ["m", "t", "b", "b"]
@@ -100,10 +100,11 @@ def test_a_run_that_is_interrupted_goes_on_where_it_ended(memory, target, writes
     """
     memory.push(oracle.bundle("A", "B"), "x")
     memory.push(oracle.bundle("C", "D"), "y")
-    inner, target._backend = target._backend, Watched(target._backend, writes)
+    inner = target._backend.inner
+    target._backend.inner = Watched(inner, writes)
     with pytest.raises(StoreUnavailable):
         memory.sync_to(target)
-    target._backend = inner
+    target._backend.inner = inner
     there = target.stats().units
     assert target.verify().dangling == ()
     report = memory.sync_to(target)
@@ -227,7 +228,7 @@ def test_memory_is_bounded(memory, target):
             asked.append(sum(most for key, most in max_bytes.items() if key.startswith("v1/u/")))
             return self.inner.get_within(max_bytes)
 
-    memory._backend = Read(memory._backend)
+    memory._backend.inner = Read(memory._backend.inner)
     memory.sync_to(target)
     assert len([size for size in asked if size]) >= 2
     assert max(asked) <= BATCH_BYTES * 1.01

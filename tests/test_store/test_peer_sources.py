@@ -19,11 +19,12 @@ import redis_proxy
 
 import bundler
 from bundler.backends.backend_errors import BackendUnavailable
+from bundler.backends.peers import parse_served
 from bundler.backends.peers.peer_backend import PeerBackend
-from bundler.backends.peers.peer_urls import parse_served
+from bundler.backends.peers.served_objects import ServingBounds
 from bundler.backends.port import Provable
 from bundler.errors import BundlerError, BundlerWarning, ConfigError, StoreUnavailable
-from bundler.store.store_server import ServingBounds, StoreServer
+from bundler.store.store_server import StoreServer
 
 ANYWHERE = "127.0.0.1:0"
 SEEDS = range(6)
@@ -277,7 +278,7 @@ def test_a_lying_peer_is_dropped_for_the_process(far, tmp_path, local):
     store loses nothing.
     """
     with (
-        StoreServer(Forged(local._backend), ANYWHERE) as server,
+        StoreServer(Forged(local._backend.inner), ANYWHERE) as server,
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -307,7 +308,7 @@ def test_a_manifest_of_a_peer_is_the_one_that_the_tag_names(far, tmp_path, local
 
     with bundler.open_store("memory:") as other:
         other.push(oracle.restorable(99), "t")
-        with StoreServer(Other(local._backend), ANYWHERE) as server:
+        with StoreServer(Other(local._backend.inner), ANYWHERE) as server:
             report, _, said = restored(far, tmp_path, [server.url])
     assert len(report.restored) == len(SEEDS)
     assert len(said) == 1
@@ -554,7 +555,7 @@ def started_from_the_first(count, tmp_path):
     context = multiprocessing.get_context("fork")
     with bundler.open_store(f"file://{tmp_path}/far") as store:
         store.push(oracle.restorable(*range(10), each=2000), "t")
-        counted = Counted(store._backend)
+        counted = Counted(store._backend.inner)
         # The far store is a server that keeps nothing in memory, so that each read of it is
         # counted.
         far_server = StoreServer(counted, ANYWHERE, ServingBounds(memory_bytes=0))

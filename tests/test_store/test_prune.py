@@ -241,9 +241,9 @@ def test_a_push_that_loses_units_to_a_prune_without_grace_is_mended_by_the_next(
     local.push(oracle.bundle("A", "B"))
     slow = oracle.wrapped(local, oracle.Pausing, "swap_ref", "before")
     with oracle.running(lambda: slow.push(oracle.bundle("A", "B", "C"), "t")):
-        assert slow._backend.reached.wait(60)
+        assert slow._backend.inner.reached.wait(60)
         local.prune(grace_s=0)
-        slow._backend.go_on.set()
+        slow._backend.inner.go_on.set()
     with pytest.raises(NotFound, match="push the bundle again"):
         oracle.contents(local.pull("t"))
     assert not local.verify().sound
@@ -380,9 +380,9 @@ def test_a_push_beside_a_prune_loses_nothing(local, name, when):
     oracle.age(local, 10 * DAYS)
     slow = oracle.wrapped(local, oracle.Pausing, name, when)
     with oracle.running(slow.prune):
-        assert slow._backend.reached.wait(60)
+        assert slow._backend.inner.reached.wait(60)
         local.push(oracle.bundle("A", "B"), "t")
-        slow._backend.go_on.set()
+        slow._backend.inner.go_on.set()
     assert oracle.contents(local.pull("t")) == oracle.contents(oracle.bundle("A", "B"))
     assert local.verify().sound
 
@@ -403,9 +403,9 @@ def test_a_prune_beside_a_push_takes_nothing(local, name, when, cheap):
     slow = oracle.wrapped(local, oracle.Pausing, name, when)
     slow._backend.reads_are_cheap = cheap
     with oracle.running(lambda: slow.push(oracle.bundle("A", "B", "C"), "t")):
-        assert slow._backend.reached.wait(60)
+        assert slow._backend.inner.reached.wait(60)
         local.prune()
-        slow._backend.go_on.set()
+        slow._backend.inner.go_on.set()
     assert oracle.contents(local.pull("t")) == oracle.contents(oracle.bundle("A", "B", "C"))
     assert local.verify().sound
 
@@ -455,8 +455,8 @@ def test_pruning_takes_few_round_trips(memory):
     oracle.age(memory, 10 * DAYS)
     noting = oracle.wrapped(memory, oracle.Noting)
     assert len(noting.prune().removed) == 400
-    assert [len(keys) for keys in noting._backend.named("delete")] == [100, 100, 200]
-    assert len(noting._backend.calls) < 18
+    assert [len(keys) for keys in noting._backend.inner.named("delete")] == [100, 100, 200]
+    assert len(noting._backend.inner.calls) < 18
 
 
 def test_entries_of_every_kind_are_kept_and_removed(store):

@@ -90,7 +90,7 @@ def test_a_second_push_sends_nothing(store):
     before = oracle.raw(store)
     noting = oracle.wrapped(store, oracle.Noting)
     second = noting.push(bundle, "t")
-    assert noting._backend.named("put", "swap_ref") == []
+    assert noting._backend.inner.named("put", "swap_ref") == []
     assert (second.blobs_sent, second.bytes_sent, second.repaired) == (0, 0, 0)
     assert second.blobs_present == first.blobs_sent > 0
     assert oracle.raw(store) == before
@@ -158,12 +158,14 @@ def test_the_launch_set_is_a_unit_of_its_own(store):
     noting = oracle.wrapped(store, oracle.Noting)
     with noting.pull("t") as pulled:
         kernel = pulled.kernels[0]
-        assert [len(keys) for keys in noting._backend.named("get")] == [1]
+        assert [len(keys) for keys in noting._backend.inner.named("get")] == [1]
         pulled.read(kernel.binary)
         pulled.read(kernel.metadata)
-        assert noting._backend.named("get")[1:] == [[oracle.unit_of(store, pulled)]]
+        assert noting._backend.inner.named("get")[1:] == [[oracle.unit_of(store, pulled)]]
         pulled.read(kernel.artifact("k.ttir"))
-        assert noting._backend.named("get")[2:] == [[oracle.unit_of(store, pulled, kind="ttir")]]
+        assert noting._backend.inner.named("get")[2:] == [
+            [oracle.unit_of(store, pulled, kind="ttir")]
+        ]
 
 
 def test_prefetching_takes_few_round_trips(store, monkeypatch):
@@ -176,12 +178,12 @@ def test_prefetching_takes_few_round_trips(store, monkeypatch):
         noting = oracle.wrapped(store, oracle.Noting)
         with noting.pull("t") as pulled:
             pulled.blobs.prefetch(digests)
-            assert [len(keys) for keys in noting._backend.named("get")[1:]] == [min(limit, 200)] * (
-                calls - 1
-            ) + [200 - (calls - 1) * limit]
+            assert [len(keys) for keys in noting._backend.inner.named("get")[1:]] == [
+                min(limit, 200)
+            ] * (calls - 1) + [200 - (calls - 1) * limit]
             assert oracle.contents(pulled) == oracle.contents(bundle)
             pulled.blobs.prefetch(digests)
-            assert len(noting._backend.named("get")) == calls + 1
+            assert len(noting._backend.inner.named("get")) == calls + 1
 
 
 def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
@@ -189,8 +191,8 @@ def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
     monkeypatch.setattr("bundler.store.store_layout.BATCH_BYTES", 10_000)
     noting = oracle.wrapped(memory, oracle.Noting)
     noting.push(oracle.bundle(*range(10), extra={"k.llir": build.noise("x", 30_000)}), "t")
-    assert all(len(items) <= 20 for items in noting._backend.named("put"))
-    assert len(noting._backend.named("put")) >= 10
+    assert all(len(items) <= 20 for items in noting._backend.inner.named("put"))
+    assert len(noting._backend.inner.named("put")) >= 10
 
 
 def test_what_was_decoded_is_forgotten_beyond_a_bound(store, monkeypatch):
@@ -218,7 +220,7 @@ def test_blobs_that_kernels_share_are_read_from_either(store):
     noting = oracle.wrapped(store, oracle.Noting)
     with noting.pull("t") as pulled:
         pulled.blobs.prefetch([bytes.fromhex(a.digest[7:]) for a in pulled.kernels[1].artifacts])
-        assert set(noting._backend.named("get")[1]) == {
+        assert set(noting._backend.inner.named("get")[1]) == {
             oracle.unit_of(store, bundle, 1, k) for k in ("cubin", "llir")
         }
 
@@ -497,7 +499,7 @@ def test_units_come_first_then_the_manifest_then_the_tag(memory, cheap):
     noting = oracle.wrapped(memory, oracle.Noting, cheap)
     noting.push(oracle.bundle("A", "B"), "t")
     order = []
-    for name, argument in noting._backend.calls:
+    for name, argument in noting._backend.inner.calls:
         if name == "put":
             order.append({key[:4] for key in argument})
         elif name in {"swap_ref", "flush"}:
@@ -510,7 +512,10 @@ def test_what_is_missing_is_asked_before_it_is_sent(memory):
     memory.push(oracle.bundle("A"), "t")
     noting = oracle.wrapped(memory, oracle.Noting, cheap=False)
     noting.push(oracle.bundle("A", "B"), "u")
-    (asked, *_), (sent, *_) = noting._backend.named("exists"), noting._backend.named("put")
+    (asked, *_), (sent, *_) = (
+        noting._backend.inner.named("exists"),
+        noting._backend.inner.named("put"),
+    )
     manifest = oracle.manifest_of(memory, "u")
     units = {key for key in asked if not key.startswith("v1/b/")}
     assert set(sent) < units - {manifest} == set(oracle.of_kind(memory, "u"))
@@ -523,7 +528,7 @@ def test_a_store_far_away_is_asked_a_few_times(memory):
     """
     noting = oracle.wrapped(memory, oracle.Noting, cheap=False)
     noting.push(oracle.bundle(*range(100)), "t")
-    names = [name for name, _ in noting._backend.calls if name != "flush"]
+    names = [name for name, _ in noting._backend.inner.calls if name != "flush"]
     assert names == ["read_ref", "touch", "exists", "put", "put", "put", "swap_ref"]
 
 
@@ -536,7 +541,7 @@ def test_what_is_found_was_marked_as_in_use_before(memory):
         units = set(oracle.of_kind(memory, "u"))
         calls = [
             name
-            for name, argument in noting._backend.calls
+            for name, argument in noting._backend.inner.calls
             if name != "flush" and units & set(argument or ())
         ]
         assert calls == ["touch", "get" if cheap else "exists"]

@@ -195,10 +195,10 @@ def test_a_server_that_is_killed_in_a_push(mortal, at):
         try:
             broken.push(kernels("B"), "t")
         except StoreUnavailable:
-            struck.add(broken._backend.struck)
+            struck.add(broken._backend.inner.struck)
         else:
-            assert broken._backend.struck in {None, "flush", "touch"}
-        if broken._backend.struck is None:
+            assert broken._backend.inner.struck in {None, "flush", "touch"}
+        if broken._backend.inner.struck is None:
             break
         mortal.restart()
         assert store.verify().sound
@@ -226,7 +226,7 @@ def test_a_server_that_is_killed_in_a_pull(mortal, at, tmp_path):
                 for path in cache.rglob("*")
                 if path.is_file()
             }
-        if broken._backend.struck is None:
+        if broken._backend.inner.struck is None:
             assert set(report.restored) == keys(*AB)
             break
         whole = oracle.contents(kernels(*AB))

@@ -156,7 +156,7 @@ def test_verify_tells_and_removes(store, admin):
     units = only_a(admin, "u")
     a_list(admin, units[0])
     huge(admin, units[1])
-    (tier,) = store._backend._tiers
+    (tier,) = store._backend.inner._tiers
     backend = Store(tier.backend, "redis")
     (record,) = only_a(admin, "k")
     for repair in (False, True):

@@ -70,7 +70,7 @@ def test_only_what_is_needed_is_fetched(pushed, real, tmp_path):
     """With the launch set alone the intermediate texts stay in the store."""
     noting = oracle.wrapped(pushed, oracle.Noting)
     report = noting.restore("t", cache_dir=tmp_path / "c", only="all", keep="launch")
-    fetched = {key for keys in noting._backend.named("get") for key in keys}
+    fetched = {key for keys in noting._backend.inner.named("get") for key in keys}
     launch = {
         oracle.unit_of(pushed, real, number, k.binary.kind) for number, k in enumerate(real.kernels)
     }
@@ -82,7 +82,7 @@ def test_units_are_fetched_in_batches(pushed, real, tmp_path):
     """A restore asks the store once for each run of kernels, not once for each file."""
     noting = oracle.wrapped(pushed, oracle.Noting)
     noting.restore("t", cache_dir=tmp_path / "c", only="all")
-    calls = noting._backend.named("get")
+    calls = noting._backend.inner.named("get")
     assert len(calls) - 1 <= len(real.kernels) / 4
     assert sum(map(len, calls)) == len({key for keys in calls for key in keys})
 
@@ -262,9 +262,9 @@ def test_a_restore_marks_all_that_it_pulled_once(pushed, tmp_path, keep):
     """Also what it does not fetch; in a thread of its own, which has ended when the restore has."""
     far = oracle.wrapped(pushed, oracle.Noting, cheap=False)
     far.restore("t", cache_dir=tmp_path / "c", only="all", keep=keep)
-    (touched,) = far._backend.named("touch")
+    (touched,) = far._backend.inner.named("touch")
     assert sorted(set(touched)) == in_use(pushed, "t")
-    names = [name for name, _ in far._backend.calls]
+    names = [name for name, _ in far._backend.inner.calls]
     assert names.index("touch") > names.index("get", names.index("get") + 1)
 
 
@@ -276,7 +276,7 @@ def test_a_restore_that_fetches_nothing_marks_what_it_pulled(pushed, tmp_path):
     far = oracle.wrapped(pushed, oracle.Noting, cheap=False)
     with pytest.raises((AccessDenied, NotFound)):
         far.restore("t", cache_dir=tmp_path / "file" / "c", only="all")
-    (touched,) = far._backend.named("touch")
+    (touched,) = far._backend.inner.named("touch")
     assert sorted(set(touched)) == in_use(pushed, "t")
 
 

@@ -17,8 +17,8 @@ from waiting import until
 
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.peers import object_frames
-from bundler.backends.peers.peer_requests import ServingBounds
-from bundler.backends.peers.timed_socket import TimedSocket
+from bundler.backends.peers.served_objects import ServingBounds
+from bundler.backends.timed_socket import TimedSocket
 from bundler.errors import ConfigError
 from bundler.store.store_server import StoreServer
 
@@ -279,7 +279,7 @@ def test_who_asks_at_one_time_shares_one_read(memory):
     """
     memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
-    slow, got = Slow(memory._backend), []
+    slow, got = Slow(memory._backend.inner), []
     with StoreServer(slow, ANYWHERE) as server:
         threads = [
             threading.Thread(target=lambda: got.append(ask(server, "GET", f"/{key}")[2]))
@@ -301,7 +301,7 @@ def test_a_source_that_fails_is_503(memory):
     """The requests that wait for it get 503 with Retry-After, and the next one is tried anew."""
     memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
-    slow = Slow(memory._backend)
+    slow = Slow(memory._backend.inner)
     slow.go.set()
     slow.error = BackendUnavailable("redis://secret-host: gone")
     with StoreServer(slow, ANYWHERE) as server:
@@ -314,7 +314,7 @@ def test_a_source_that_fails_is_503(memory):
 
 def test_too_many_connections_are_refused(memory):
     """One more than the bound gets 503 with Retry-After, and is served once another has gone."""
-    with StoreServer(memory._backend, ANYWHERE, ServingBounds(connections=2)) as server:
+    with StoreServer(memory._backend.inner, ANYWHERE, ServingBounds(connections=2)) as server:
         idle = [
             socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
             for _ in range(2)
@@ -337,7 +337,7 @@ def test_who_is_slow_on_purpose_is_cut(memory, sent):
     """A request that comes byte by byte has one deadline for all of it, and its connection ends
     then.
     """
-    with StoreServer(memory._backend, ANYWHERE, ServingBounds(request_s=0.2)) as server:
+    with StoreServer(memory._backend.inner, ANYWHERE, ServingBounds(request_s=0.2)) as server:
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as loris:
             started = time.monotonic()
             loris.sendall(sent)
@@ -361,7 +361,7 @@ def test_leaving_finishes_what_is_under_way(memory):
     """
     memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
-    slow, got, ended = Slow(memory._backend), [], []
+    slow, got, ended = Slow(memory._backend.inner), [], []
     server = StoreServer(slow, ANYWHERE)
     port = int(server.url.rpartition(":")[2])
     idle = http.client.HTTPConnection("127.0.0.1", port)
@@ -390,7 +390,7 @@ def test_leaving_does_not_wait_for_ever(memory):
     """What is not answered within the bound is cut, and that is told."""
     memory.push(oracle.restorable(1), "t")
     key, _ = a_unit(memory)
-    slow = Slow(memory._backend)
+    slow = Slow(memory._backend.inner)
     server = StoreServer(slow, ANYWHERE)
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as asking:
         asking.sendall(f"GET /{key} HTTP/1.1\r\n\r\n".encode())

@@ -13,7 +13,7 @@ import oracle
 import pytest
 
 import bundler
-from bundler.backends.testing.contract_hooks import in_threads
+from bundler.backends.testing.backend_contract import in_threads
 
 HERE = Path(__file__).parent
 MANY = 8

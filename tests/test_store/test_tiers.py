@@ -138,7 +138,7 @@ def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
     """
     opened(server.url(), **PATIENT).push(large(20, 1000), "t")
     store = opened(f"file://{tmp_path}/near", server.url(), **PATIENT)
-    far, asked = store._backend._tiers[1], [0]
+    far, asked = store._backend.inner._tiers[1], [0]
 
     def counted(call, ask=far.ask):
         asked[0] += 1
@@ -381,7 +381,7 @@ def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
         mortal.kill()
     else:
         mortal.process.send_signal(19)  # SIGSTOP: the system accepts, nobody answers
-    far = store._backend._tiers[1]
+    far = store._backend.inner._tiers[1]
     spent = [0.0]
 
     def timed(call, ask=far.ask):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from tools.bench.sides import TAG, Watch, read_cache
 
 if TYPE_CHECKING:
-    from bundler.backends.port import Backend
     from bundler.format.bundle import Bundle, Keep
     from bundler.store.dictionaries import Dictionaries
+    from bundler.store.store_failures import NamedStore
     from bundler.store.store_layout import Hint, Unit
 
 # As a restore writes them together, more or less.
@@ -136,7 +136,7 @@ def push_steps(url: str, file: str) -> dict[str, float]:
         store.push(bundle, TAG)
         manifest = store_layout.manifest_key(bundle.digest, bundle.observed.encode())
         steps = Watch()
-        read_manifest(backend, url, manifest, DEFAULT_LIMITS)
+        read_manifest(backend, manifest, DEFAULT_LIMITS)
         steps.lap("manifest: read it and compare its digests")
         units = list(store_layout.units_of(bundle.content))
         steps.lap("names: list the units of the bundle")
@@ -162,23 +162,22 @@ def start_steps(url: str, into: str, keep: Keep) -> dict[str, float]:
     from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401
     from bundler.store import store_layout
     from bundler.store.blob_source import BundleUnits, StoreBlobs
-    from bundler.store.references import References
-    from bundler.store.stored_manifests import read_manifest
+    from bundler.store.stored_manifests import References, read_manifest
 
     steps = Watch()
     with _backend(url) as backend:
         steps.lap(START[0])
-        named = References(backend, url).find(TAG)
+        named = References(backend).find(TAG)
         manifest, hints = named.manifest, named.hints
         steps.lap(START[1])
-        content_bytes, observed = read_manifest(backend, url, manifest, DEFAULT_LIMITS)
+        content_bytes, observed = read_manifest(backend, manifest, DEFAULT_LIMITS)
         steps.lap(START[2])
         content = Content.decode(content_bytes)
         seen = Observed.decode(observed)
         steps.lap(START[3])
         units = BundleUnits(content)
         read = units.launch if keep == "launch" else units.all()
-        blobs = StoreBlobs(backend, url, units, DEFAULT_LIMITS, hints=hints)
+        blobs = StoreBlobs(backend, units, DEFAULT_LIMITS, hints=hints)
         steps.lap(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
         _place_steps(steps, backend, bundle, read, hints, into, keep)
@@ -191,7 +190,7 @@ def start_steps(url: str, into: str, keep: Keep) -> dict[str, float]:
 
 def _place_steps(
     steps: Watch,
-    backend: Backend,
+    backend: NamedStore,
     bundle: Bundle,
     units: Sequence[Unit],
     hints: Sequence[Hint],
@@ -216,7 +215,7 @@ def _place_steps(
     for batch in unit_batches(needed.values()):
         values |= backend.get_within(store_layout.bounds_of_units(batch))
     steps.lap(START[6])
-    dictionaries = Dictionaries(backend, "bench")
+    dictionaries = Dictionaries(backend)
     families = {unit.family for unit in needed.values()}
     dictionaries.fetch([digest for family, digest in hints if family in families])
     steps.lap(START[7])
@@ -245,7 +244,8 @@ def _decoded(
     return found
 
 
-def _backend(url: str) -> Backend:
+def _backend(url: str) -> NamedStore:
+    from bundler.store.store_failures import NamedStore
     from bundler.store.store_urls import Opening, open_backend
 
-    return open_backend((url,), Opening())[0]
+    return NamedStore(open_backend((url,), Opening())[0], "bench")

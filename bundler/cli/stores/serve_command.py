@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import click
 
-from bundler.backends.peers.peer_requests import ServingBounds
+from bundler.backends.peers.served_objects import ServingBounds
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, option, to_bytes, to_seconds
 from bundler.cli.interruption import asked_to_end

@@ -16,23 +16,23 @@ from bundler.cli.command import FINE, PROBLEM, command, flag, option, to_bytes, 
 from bundler.cli.stores.store_options import existing_store, one_store_option
 from bundler.cli.terminal import Screen
 from bundler.lifecycle.machine_store import Store
-from bundler.store import prune_choice
+from bundler.store import store_reports
 from bundler.store.store_reports import Held, PruneReport, VerifyReport
 
 PROBLEMS_SHOWN = 10
 DAY_S = 24 * 3600
 _REASONS = {
-    prune_choice.TAGS: "tags reach",
-    prune_choice.UNREAD_TAGS: "tags that cannot be read may reach",
-    prune_choice.AGE: "--older-than spares",
-    prune_choice.ROOM: "--max-bytes leaves room for",
-    prune_choice.USE: "others used meanwhile",
+    store_reports.TAGS: "tags reach",
+    store_reports.UNREAD_TAGS: "tags that cannot be read may reach",
+    store_reports.AGE: "--older-than spares",
+    store_reports.ROOM: "--max-bytes leaves room for",
+    store_reports.USE: "others used meanwhile",
 }
 _FIXES = {
-    prune_choice.TAGS: "delete tags",
-    prune_choice.GRACE: "prune again later or with a shorter --grace",
-    prune_choice.AGE: "prune with a shorter --older-than",
-    prune_choice.USE: "prune again",
+    store_reports.TAGS: "delete tags",
+    store_reports.GRACE: "prune again later or with a shorter --grace",
+    store_reports.AGE: "prune with a shorter --older-than",
+    store_reports.USE: "prune again",
 }
 
 
@@ -145,7 +145,7 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
     fixes = [
         _FIXES[held.by]
         for held in report.held
-        if held.by in _FIXES and (tagged or held.by != prune_choice.TAGS)
+        if held.by in _FIXES and (tagged or held.by != store_reports.TAGS)
     ]
     if tagged:
         screen.complain(f"{stay}; {', '.join([*fixes, 'or allow more'])}")
@@ -161,7 +161,7 @@ def _amount(held: Held) -> str:
 def _why(by: str, grace_s: float) -> str:
     """Return what holds something, in words that its amount follows."""
     return (
-        f"--grace of {wording.span(grace_s)} spares" if by == prune_choice.GRACE else _REASONS[by]
+        f"--grace of {wording.span(grace_s)} spares" if by == store_reports.GRACE else _REASONS[by]
     )
 
 

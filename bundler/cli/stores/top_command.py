@@ -30,7 +30,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bundler.backends.lease_holders import HeldLease
+from bundler.backends.port import HeldLease
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, option
 from bundler.cli.interruption import asked_to_end

@@ -27,8 +27,8 @@ from bundler.cli.stores.store_options import as_url, existing_store, open_stores
 from bundler.cli.terminal import Column, Screen
 from bundler.images.bundle_sources import open_bundle
 from bundler.store.bundle_store import MODES, PushMode
-from bundler.store.references import unknown_tag
 from bundler.store.store_reports import PushReport, SyncReport, TagInfo
+from bundler.store.stored_manifests import unknown_tag
 
 TAGS_SHOWN = 20
 TAGS = (
