@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged and hostile bundles to the package; exit status 1 when a promise did not hold.
 
-    python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR]
+    python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
 
 Half of the bundles are golden ones (tests/data/v2.0): every second of these was damaged in its
 bytes, its manifest or its container, the others by the meaning of their fields (`structured` of mutations.py), and
@@ -9,6 +9,8 @@ those are launched dry, stored and tuned with too.  Half are made from scratch: 
 hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks.  Each is opened, read,
 verified, selected from and merged; each accepted one, each fiftieth, and a part of the hostile ones
 that open are restored.  What must hold is in judge.py.
+
+Given as FILE, a bundle is judged alone, as one that a finding left in --keep.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import importlib
 import os
 import random
 import resource
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -26,7 +30,7 @@ from pathlib import Path
 from tools.fuzz import workers
 from tools.fuzz.container import draft
 from tools.fuzz.hostile import hostile
-from tools.fuzz.judge import Judge
+from tools.fuzz.judge import Judge, working_directory
 from tools.fuzz.mutations import mutated, structured
 from tools.shared.processes import ROOT
 
@@ -105,7 +109,29 @@ class Bundles(workers.Fuzzer):
         return self.case(number)[0]
 
 
+def judge_files(paths: list[Path]) -> int:
+    """Judge bundles that were kept, restored whatever they are, and print what came out of each."""
+    limit_memory()
+    place = working_directory()
+    try:
+        made = Bundles(0)
+        judge = Judge(place, [*made.golden, made.sound])
+        for path in paths:
+            started = time.process_time()
+            outcome = judge.judge(path.read_bytes(), len(made.golden), restore=True)
+            print(f"{path.name} {outcome} {time.process_time() - started:.2f}", flush=True)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return 0
+
+
 def main() -> int:
     """Fuzz and print the table."""
-    options = workers.parser(__doc__, 100_000).parse_args()
+    parser = workers.parser(__doc__, 100_000)
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="judge these bundles instead, in this process"
+    )
+    options = parser.parse_args()
+    if options.files:
+        return judge_files(options.files)
     return workers.run(Bundles(options.seed), options)
