@@ -47,6 +47,7 @@ def main() -> int:
         part=([""], "only these folders of the package"),
         workers=(2, "processes that compile"),
         wanted=(int, "stop when so many kernels are compiled"),
+        guesses=(int, "guess no more often than this; a later run goes on from there"),
         seconds=(7200.0, "stop after so long; what is left counts as not tried"),
         captured=(Path, "a bundle whose launches are compiled instead of guessed ones"),
         result=(Path, "where the result goes; beside it .jobs and .tbundle"),
@@ -87,7 +88,7 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
         preload=PREPARE,
     ) as service:
         trials = Trials(service, target, state, calls)
-        untried = trials.run(kernels, until, options.wanted)
+        untried = trials.run(kernels, until, options.wanted, options.guesses)
     left_out = _bundle(trials, cache, options.result)
     refused = dict(sorted(trials.refused.items()))
     return {

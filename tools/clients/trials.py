@@ -74,15 +74,21 @@ class Trials:
     _reasons: dict[str, str] = field(default_factory=dict)
     _costly: Counter[str] = field(default_factory=Counter)
 
-    def run(self, kernels: list[FoundKernel], until: float, wanted: int | None = None) -> int:
-        """Try kernels until the clock says so, or so many are compiled; returns how many need
-        another run.
+    def run(
+        self,
+        kernels: list[FoundKernel],
+        until: float,
+        wanted: int | None = None,
+        most: int | None = None,
+    ) -> int:
+        """Try kernels until the clock says so, so many are compiled, or each was guessed so often;
+        returns how many need another run.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         self._again([one for one in kernels if self._file(one, "job").exists()])
         known = {one.name for one in kernels if self._known(one)}
         waiting = [
-            (one, self._jobs(one))
+            (one, self._jobs(one, most))
             for one in kernels
             if one.name not in self.compiled and one.name not in known
         ]
@@ -143,14 +149,16 @@ class Trials:
                 again.append((kernel, jobs))
         return again
 
-    def _jobs(self, kernel: FoundKernel) -> Iterator[tuple[str, Job]]:
+    def _jobs(self, kernel: FoundKernel, most: int | None) -> Iterator[tuple[str, Job]]:
         """Yield the job of each call that Triton can specialize; refuse the kernel after
         the last.
         """
-        for how, (arguments, keywords) in self.calls(kernel):
+        calls = list(self.calls(kernel))
+        for how, (arguments, keywords) in calls[:most]:
             if how in self._failed[kernel.name]:
                 continue
             if self._costly[kernel.name] >= _MOST_COSTLY:
+                most = None
                 break
             # Captured calls have what an autotuner chose.
             callee = kernel.function if how == CAPTURED else kernel.kernel
@@ -164,9 +172,11 @@ class Trials:
                     )
             except Exception as error:  # noqa: BLE001  # heuristics of clients and Triton's checks may raise anything
                 self._fail(kernel, how, error)
-        reason = self._reasons.get(kernel.name, "nothing is known of its arguments")
-        self.refused[kernel.name] = reason
-        self._tell(kernel, refused=True)
+        if most is None or most >= len(calls):
+            self.refused[kernel.name] = self._reasons.get(
+                kernel.name, "nothing is known of its arguments"
+            )
+            self._tell(kernel, refused=True)
 
     def _keep(self, kernel: FoundKernel, job: Job, result: Compiled, how: str) -> None:
         self.compiled[kernel.name], self.jobs[kernel.name], self.how[kernel.name] = result, job, how
