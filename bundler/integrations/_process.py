@@ -128,7 +128,10 @@ delegate_source = _process.source
 
 
 def install(
-    store: Store | str, tag: str | None = None, mode: Mode = "readwrite", strict: Strict = "off"
+    store: Store | str | os.PathLike[str],
+    tag: str | None = None,
+    mode: Mode = "readwrite",
+    strict: Strict = "off",
 ) -> Session:
     """Let Triton's compiles of this process, and of processes it starts, go through a store, until
     the session is closed.
@@ -140,7 +143,7 @@ def install(
     ours.
 
     Args:
-        store: an open store, which stays open, or a URL of one, which is closed with the session.
+        store: an open store, which stays open, or the URL or path of one, which is closed with the session.
         tag: fetched now, and given what was used when the session is closed; None for none.
         mode: `read` looks kernels up, `write` publishes them, `readwrite` does both.
         strict: see `Session.arm_strict`; with `error` the store's failures are raised too.
@@ -158,7 +161,7 @@ def install(
 
 
 def session(
-    store: Store | str,
+    store: Store | str | os.PathLike[str],
     tag: str | None = None,
     *,
     push: PushMode | None = "merge",
@@ -276,7 +279,7 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
 
 
 def _install(
-    store: Store | str,
+    store: Store | str | os.PathLike[str],
     options: SessionOptions,
     *,
     replay: bool | None = None,
@@ -286,17 +289,17 @@ def _install(
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics, serve_metrics
     from bundler.integrations.sessions import Session
-    from bundler.lifecycle.machine_store import open_store
-    from bundler.store.store_urls import with_settings
+    from bundler.lifecycle.machine_store import Store, open_store
+    from bundler.store.store_urls import given_url, with_settings
 
     _check(options.strict, get_args(Strict), "strict")
     _check_tag(options.tag)
     chosen = settings()
     begin_metrics()
     with contextlib.ExitStack() as undone:
-        owned = isinstance(store, str)
-        if isinstance(store, str):
-            url = with_settings(store, chosen.server)
+        owned = not isinstance(store, Store)
+        if not isinstance(store, Store):
+            url = with_settings(given_url(store), chosen.server)
             store = open_store(url, trust=chosen.trust, when_down="degrade")
             undone.callback(store.close)
         options = options._replace(

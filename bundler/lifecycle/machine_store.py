@@ -33,7 +33,7 @@ from bundler.store.file_records import FileRecords
 from bundler.store.kernel_index import KernelIndex
 from bundler.store.kernel_records import KernelRecords, UnsignedRecords
 from bundler.store.store_signatures import SignedTag
-from bundler.store.store_urls import Opening, open_backend, store_url
+from bundler.store.store_urls import Opening, given_url, open_backend, store_url
 from bundler.trust.admission import admit, policy_in_force
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _code_allowed(policy: SignaturePolicy | None, bundle: Bundle) -> bool:
 
 
 def open_store(
-    *urls: str,
+    *urls: str | os.PathLike[str],
     trust: Trust = "kernels",
     limits: Limits | None = None,
     when_down: WhenDown = "raise",
@@ -269,7 +269,7 @@ def open_store(
     """Open a store, or several as tiers of one.
 
     Args:
-        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may
+        urls: `file:///absolute/path`, or the path alone, or a `Path`, for a directory that only its owner may
             write, with `?mode=group` one that a group shares, with `?timeout_s=5` one on a network
             file system that may hang; `memory:` for one that ends with the process;
             `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`;
@@ -308,7 +308,8 @@ def open_store(
     if isinstance(asked, str):
         raise ConfigError(f"peers={asked!r}: expected a sequence of URLs", got=asked)
     how = Opening(when_down, read_only, server=tuple(server.items()), peers=tuple(asked))
-    backend, name = open_backend(urls, how)
+    named = [given_url(url) for url in urls]
+    backend, name = open_backend(named, how)
     store = Store(backend, name, limits or DEFAULT_LIMITS)
     store.trust, store.signatures = trust, signatures
     # A policy that was given here is not known to another process, which must not go without it.
@@ -316,7 +317,7 @@ def open_store(
         signatures is None
         and not server
         and not read_only
-        and not any(url.startswith("memory:") for url in urls)
+        and not any(url.startswith("memory:") for url in named)
     ):
-        store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
+        store._urls = tuple(map(store_url, named))  # noqa: SLF001  # of this module's own class
     return store

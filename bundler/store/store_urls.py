@@ -353,6 +353,21 @@ def _without_readonly(url: str) -> tuple[SplitResult, bool, str]:
     return rest, _YES_NO[said[0]], urlunsplit(rest)
 
 
+def given_url(given: str | os.PathLike[str]) -> str:
+    """Return what names a store as text: a path is that of its directory, also a relative one.
+
+    Raises:
+        ConfigError: it is no text and no path.
+    """
+    if isinstance(given, os.PathLike):
+        return f"file://{quote(os.fsencode(os.path.abspath(given)))}"
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"store {given!r:.80}: expected a URL or a path, got {type(given).__name__}", got=given
+        )
+    return given
+
+
 def store_url(text: str, *, relative: bool = False) -> str:
     """Return the URL of a store: that of a directory for a path; a URL, and anything else, as it
     is.

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import oracle
 import pytest
@@ -324,3 +325,22 @@ def test_a_directory_that_hangs_is_an_error_in_time(url, opened, monkeypatch, na
         assert time.monotonic() - started < 10
     finally:
         go_on.set()
+
+
+def test_a_path_names_a_directory(tmp_path, opened, monkeypatch):
+    """Also one that begins where we are, and one whose name a URL would take for something else."""
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "plain", Path("near"), tmp_path / "odd?mode=group #1 %41"):
+        with opened(path) as store:
+            store.push(oracle.bundle("A"), "t")
+        assert (tmp_path / path / "data").is_dir()
+        with bundler.session(path) as session:
+            assert session.counters.errors == {}
+
+
+@pytest.mark.parametrize("given", [5, None, b"/tmp/store", ["/tmp/store"]])
+def test_what_is_neither_url_nor_path_is_said(given):
+    """Of a session, too."""
+    for take in (bundler.open_store, bundler.session):
+        with pytest.raises(ConfigError, match="expected a URL or a path, got"):
+            take(given)
