@@ -255,6 +255,7 @@ def test_few_convolutions_among_many_operators_are_left_as_they_are():
     )
 
 
+@pytest.mark.slow
 def test_backward_goes_on_in_the_layout_of_forward(interpreted, tmp_path):
     """What forward saves lies in channels last, backward is told so, and neither converts more than
     images and weights, and their gradients.

@@ -41,7 +41,10 @@ def calls(function, inputs, length):
     return count
 
 
-@pytest.mark.parametrize(("function", "sizes"), [(chain, (8, 8)), (scan, (8, 192, 8))])
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [(chain, (8, 8)), pytest.param(scan, (8, 192, 8), marks=pytest.mark.slow)],
+)
 def test_twice_the_graph_is_about_twice_the_work(function, sizes):
     inputs = (torch.zeros(sizes), torch.zeros(sizes))
     calls(function, inputs, 24)  # what is done once

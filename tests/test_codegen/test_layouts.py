@@ -26,7 +26,8 @@ from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    "part", ["generated", "trained", pytest.param("models", marks=pytest.mark.slow)]
+    "part",
+    ["trained", *(pytest.param(part, marks=pytest.mark.slow) for part in ("generated", "models"))],
 )
 def test_functions_and_gradients_are_those_of_torch(interpreted, tmp_path, part):
     """Numbers, dtypes, strides and shared memory are as torch has them, and no result had to be

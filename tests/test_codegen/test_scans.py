@@ -33,7 +33,8 @@ def scanned_by_the_user(*tensors):
 def passed(tmp_path, cases, *arguments, interpreted="1"):
     """Run cases in Triton's interpreter, or on a GPU."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / cases, *arguments]
+    files = [HERE / name for name in cases.split()]
+    command += [f"--rootdir={tmp_path}", "-c", os.devnull, *files, *arguments]
     done = subprocess.run(
         command,
         env={
@@ -50,9 +51,12 @@ def passed(tmp_path, cases, *arguments, interpreted="1"):
     assert " passed" in done.stdout
 
 
-def test_some_scans_are_torchs(tmp_path):
-    """Rows without elements, a scan in two passes, one behind a mask."""
-    passed(tmp_path, "scan_cases.py", "-k", "without_elements or waits_for or who_reads")
+def test_some_scans_and_sorts_are_torchs(tmp_path):
+    """Rows without elements, a scan in two passes, one behind a mask; what is sorted is computed,
+    and read; places are found in rows of boundaries.
+    """
+    some = "without_elements or waits_for or who_reads or around or in_rows"
+    passed(tmp_path, "scan_cases.py sort_cases.py", "-k", some)
 
 
 @pytest.mark.slow
@@ -60,11 +64,6 @@ def test_some_scans_are_torchs(tmp_path):
 def test_all_scans_are_torchs(tmp_path):
     """Each case of the file."""
     passed(tmp_path, "scan_cases.py")
-
-
-def test_some_sorts_are_torchs(tmp_path):
-    """What is sorted is computed, and read; places are found in rows of boundaries."""
-    passed(tmp_path, "sort_cases.py", "-k", "around or in_rows")
 
 
 @pytest.mark.slow
