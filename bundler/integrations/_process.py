@@ -143,7 +143,8 @@ def install(
     ours.
 
     Args:
-        store: an open store, which stays open, or the URL or path of one, which is closed with the session.
+        store: an open store, which stays open, or the URL or path of one, which is closed with the
+            session.
         tag: fetched now, and given what was used when the session is closed; None for none.
         mode: `read` looks kernels up, `write` publishes them, `readwrite` does both.
         strict: see `Session.arm_strict`; with `error` the store's failures are raised too.

@@ -269,9 +269,9 @@ def open_store(
     """Open a store, or several as tiers of one.
 
     Args:
-        urls: `file:///absolute/path`, or the path alone, or a `Path`, for a directory that only its owner may
-            write, with `?mode=group` one that a group shares, with `?timeout_s=5` one on a network
-            file system that may hang; `memory:` for one that ends with the process;
+        urls: `file:///absolute/path`, or the path alone, or a `Path`, for a directory that only its
+            owner may write, with `?mode=group` one that a group shares, with `?timeout_s=5` one on
+            a network file system that may hang; `memory:` for one that ends with the process;
             `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`;
             `s3://bucket/prefix`, `gs://`, `az://` or, for reading, `https://host/folder` or
             `tb+http://host:port`.  Several are tiers, the nearest first.  With `readonly=1` in its

@@ -219,3 +219,29 @@ def test_a_shifted_window_needs_no_value(offset, size, asserted):
     assert bool(made.arguments) == asserted
     if not asserted:
         assert made.details[1] == ModularIndexing(VARIABLES[0] + offset % 56, 1, 56)
+
+
+def test_what_another_dtype_rounds_is_not_decided():
+    """A float constant is rounded up, a number of 64 bits stays one, a comparison with a float is
+    left alone, and the chosen side of a `where` has its dtype.
+    """
+    pool, ranges = TermPool(), Ranges({VARIABLES[0]: sympy.Integer(1 << 25)})
+    place = pool.index(VARIABLES[0])
+
+    def read(index, size, **how):
+        load = pool.load("x", pool.indirect(index, sympy.Integer(size), **how), "float32")
+        return list(in_order(simplified(pool, load, ranges)))
+
+    almost = pool.constant(28 - 1e-9, "float32")  # which is 28 in float32
+    small = pool.operate("minimum", pool.cast(place, "float32"), almost, dtype="float32")
+    assert any(term.operator == "check_bounds" for term in read(pool.cast(small, "int64"), 28))
+    far = pool.operate("minimum", pool.cast(small, "int64"), 1 << 40, dtype="int64")
+    assert {t.dtype for t in read(far, 99) if t.operator == "minimum"} == {"float32", "int64"}
+    compared = pool.operate("lt", place, pool.constant(float(1 << 25), "float32"), dtype="bool")
+    narrow = pool.index(VARIABLES[0], "int32")
+    chosen = pool.operate("where", compared, narrow, place, dtype="int64")
+    assert any(term.operator == "lt" for term in read(chosen, 1 << 25, wrap=False))
+    always = pool.operate("where", pool.constant(True, "bool"), narrow, place, dtype="int64")
+    load = pool.load("x", pool.indirect(place, sympy.Integer(1 << 25)), "int64")
+    made = simplified(pool, pool.operate("add", always, load, dtype="int64"), ranges)
+    assert made.terms[0].dtype == "int64"

@@ -12,8 +12,8 @@ Arguments of different dtypes are promoted as torch promotes tensors of one dime
 and Python numbers take the dtype of the values beside them. Those of `_CONVERSIONS` (casts,
 bitcasts, constants, ldexp, random numbers, assembly) stay as they are. An operator that torch does
 not have for a dtype, or that Triton cannot compute exactly enough, raises `UnsupportedOperator`:
-the caller then calls the ATen operator. Loads, stores, reductions and scans are
-the kernel writer's.
+the caller then calls the ATen operator. Loads, stores, reductions and scans are the kernel
+writer's.
 
 The kernel writer calls `render`; `operator_rows` holds the rows of the table, `literals` the text
 of numbers.

@@ -110,7 +110,7 @@ class IndexValues:
         """Return a simpler term that always has the value of this one, else this one."""
         match term.operator, term.arguments:
             case "where", (Term("constant") as condition, Term() as one, Term() as other):
-                return one if condition.details[0] else other
+                return self._pool.cast(one if condition.details[0] else other, term.dtype)
             case "check_bounds", (Term() as index,):
                 return index if self._is_below(index, dict(term.details)["size"]) else term
             case (("lt" | "le" | "gt" | "ge"), _):
@@ -131,6 +131,10 @@ class IndexValues:
         )
 
     def _compared(self, term: Term) -> Term:
+        # Of other dtypes a kernel may compare rounded numbers.
+        dtypes = {a.dtype if isinstance(a, Term) else type(a).__name__ for a in term.arguments}
+        if len(dtypes - {"int"}) != 1 or not min(dtypes - {"int"}).startswith(("int", "uint")):
+            return term
         found = self._bounds_of(term.arguments)
         answer = None if found is None else _COMPARISONS[term.operator](*found)
         if answer is None and term.operator == "lt":
@@ -158,12 +162,15 @@ class IndexValues:
         if term.dtype != "int64" or term in self._narrow or not self._is_narrow(term):
             return term
         arguments = [self._narrow.get(a, a) if isinstance(a, Term) else a for a in term.arguments]
+        wide = [a for a in arguments if not (isinstance(a, Term) or _fits_in(a, "int32"))]
         if term.operator == "constant":
             narrow = self._pool.constant(term.details[0], "int32")
         elif term.operator == "index_expr" and not term.arguments:
             narrow = self._pool.index(term.details[0], "int32")
-        elif term.operator in _NARROWED and not any(
-            isinstance(a, Term) and a.dtype == "int64" for a in arguments
+        elif (
+            term.operator in _NARROWED
+            and not wide
+            and not any(isinstance(a, Term) and a.dtype == "int64" for a in arguments)
         ):
             narrow = self._pool.make(term.operator, tuple(arguments), "int32", term.details)
         else:
@@ -175,9 +182,8 @@ class IndexValues:
         return term
 
     def _is_narrow(self, term: Term) -> bool:
-        least, most = least_and_most("int32")
         bounds = self._bounds.get(term)
-        return bounds is not None and least <= bounds[0] and bounds[1] <= most
+        return bounds is not None and all(_fits_in(bound, "int32") for bound in bounds)
 
     def _bounds_of(self, arguments: Sequence[Argument]) -> list[Bounds] | None:
         found: list[Bounds] = []
@@ -191,7 +197,7 @@ class IndexValues:
             found.append(bounds)
         return found
 
-    # -------------------------------------------------------------------------------------- Learning
+    # ------------------------------------------------------------------------------------- Learning
 
     def _learn(self, term: Term) -> None:
         """Note what is known of a term whose arguments were looked at."""
@@ -206,16 +212,14 @@ class IndexValues:
         bounds: Bounds | None = None
         if expression is not None:
             bounds = self._ranges.interval(expression)
-        elif term.operator in _BOUNDED:
-            given = self._bounds_of(term.arguments)
-            bounds = _BOUNDED[term.operator](given) if given is not None else None
         elif term.operator == "where":
             bounds = _hull(self._bounds_of(term.arguments[1:]))
+        else:
+            bounds = self._bounds_by_operator(term)
         if bounds is not None:
             bounds = math.trunc(bounds[0]), math.trunc(bounds[1])
-        least, most = least_and_most(term.dtype)
         # A number that does not fit may be any other.
-        fits = bounds is not None and least <= bounds[0] and bounds[1] <= most
+        fits = bounds is not None and all(_fits_in(bound, term.dtype) for bound in bounds)
         if fits and bounds is not None:
             self._bounds[term] = bounds
         # An index expression is what it says, whether its sizes are numbers or change.
@@ -242,20 +246,28 @@ class IndexValues:
             return self._expressions.get(value) if value in self._bounds else None
         return sympy.Integer(value) if type(value) is int else None
 
-    def _learn_float(self, term: Term) -> None:
+    def _bounds_by_operator(self, term: Term) -> Bounds | None:
+        if term.operator not in _BOUNDED or (term.details and term.operator not in _WITH_DETAILS):
+            return None
         given = self._bounds_of(term.arguments)
+        return None if given is None else _BOUNDED[term.operator](given)
+
+    def _learn_float(self, term: Term) -> None:
         if term.operator == "constant" and math.isfinite(term.details[0]):
             found: Bounds | None = (term.details[0], term.details[0])
-        elif term.operator in _BOUNDED and given is not None:
-            found = _BOUNDED[term.operator](given)
         else:
-            return
+            found = self._bounds_by_operator(term)
         if found is None or max(map(abs, found)) > _LARGEST_FLOAT:
             return
         slack = max(map(abs, found)) * _ROUNDING[term.dtype]
         self._bounds[term] = (
             found if term.operator in _EXACT else (found[0] - slack, found[1] + slack)
         )
+
+
+def _fits_in(number: float, dtype: str) -> bool:
+    least, most = least_and_most(dtype)
+    return least <= number <= most
 
 
 def _hull(given: list[Bounds] | None) -> Bounds | None:
@@ -294,10 +306,10 @@ _BOUNDED: dict[str, Callable[[list[Bounds]], Bounds | None]] = {
     "abs": lambda given: (max(given[0][0], -given[0][1], 0), max(map(abs, given[0]))),
     "check_bounds": _each(lambda a: a),
 }
-# These give one of their arguments, or a whole number.
-_EXACT = frozenset(
-    {"constant", "minimum", "maximum", "floor", "ceil", "trunc", "relu", "neg", "abs"}
-)
+# Of all other operators details would change the result.
+_WITH_DETAILS = frozenset({"to_dtype", "check_bounds"})
+# These give one of their arguments, or a whole number; a constant is rounded to its dtype.
+_EXACT = frozenset({"minimum", "maximum", "floor", "ceil", "trunc", "relu", "neg", "abs"})
 
 
 def _digit(ranges: Ranges, base: Any, modulus: Any) -> sympy.Expr | None:
