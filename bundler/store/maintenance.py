@@ -71,9 +71,9 @@ KINDS = (
     store_layout.ENVELOPES,
     store_layout.UNITS,
 )
-# An entry of the kernel index names a manifest, that and a record name units, and a unit may need a
-# dictionary.
-_NAMES_UNITS, _UNIT, _DICTIONARY, _RANKS = 1, 2, 3, 4
+# An entry of a moved kernel names one of the kernel index, that names a manifest, that and a record
+# name units, and a unit may need a dictionary.
+_MOVED, _INDEX, _NAMES_UNITS, _UNIT, _DICTIONARY = _RANKS = range(5)
 T = TypeVar("T")
 Watch = Callable[[int, int], object]
 
@@ -337,7 +337,7 @@ class Maintenance:
         watch(done, len(keys))
         # In the order of ranks a process that is killed here leaves units that nothing names, never
         # a name without its unit.
-        for rank in range(_RANKS):
+        for rank in _RANKS:
             of_rank = [key for key in keys if _rank(key) == rank]
             for batch in batches(
                 [key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS
@@ -584,14 +584,15 @@ class Maintenance:
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
-    """Return when each object was used last; a unit not before any manifest that names it, so that
-    the manifest is removed first.
+    """Return when each object was used last: not before any that needs it, itself or through others,
+    so that this one is removed first.
     """
     used_s = {stat.key: stat.modified_s for stat in stats}
-    for manifest, units in needed.items():
-        for unit in units:
-            if unit in used_s:
-                used_s[unit] = max(used_s[unit], used_s[manifest])
+    # In the order of ranks what an object passes on has reached it before.
+    for key in sorted(needed, key=_rank):
+        for name in needed[key]:
+            if name in used_s:
+                used_s[name] = max(used_s[name], used_s[key])
     return used_s
 
 
@@ -620,8 +621,8 @@ def _rank(key: str) -> int:
         store_layout.DICTIONARIES: _DICTIONARY,
         store_layout.ENVELOPES: _UNIT,
         store_layout.UNITS: _UNIT,
-        INDEX: 0,
-        MOVED: 0,
+        INDEX: _INDEX,
+        MOVED: _MOVED,
     }
     return ranks.get(prefix, _NAMES_UNITS)
 

@@ -4,7 +4,10 @@
 import oracle
 import pytest
 import store_builders as build
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bundler import open_store
 from bundler.errors import AccessDenied, ConfigError, NotFound
 
 DAYS = oracle.DAY_S
@@ -121,6 +124,21 @@ def test_pruning_half_leaves_no_manifest_without_its_units(filled, steps):
     for _ in range(steps):
         assert len(filled.prune(max_bytes=sizes(filled) - 1).removed) >= 1
         assert filled.verify().sound
+
+
+@given(st.data())
+def test_whatever_was_used_when_what_is_left_is_sound(data):
+    """Each object has an age of its own, since an entry is marked by a push of another bundle and
+    a unit by one that shares it: no prune leaves a name without what it names.
+    """
+    with open_store("memory:") as store:
+        for letters in ("AB", "BC", "D"):
+            store.push(oracle.bundle(*letters), "t" if letters == "AB" else None)
+        for key in sorted(oracle.raw(store)):
+            oracle.age(store, data.draw(st.sampled_from([0, 2, 3]), key) * DAYS, key)
+        most = data.draw(st.none() | st.integers(0, sizes(store)), "max_bytes")
+        store.prune(max_bytes=most)
+        assert store.verify().dangling == ()
 
 
 def test_tagged_bytes_alone_may_exceed_the_limit(filled):

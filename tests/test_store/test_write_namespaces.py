@@ -132,6 +132,7 @@ def test_a_writer_of_one_prefix_removes_no_objects_and_runs_nothing_else(opened,
     make users.
     """
     opened("writer").push(golden, "team-b/llama")
+    opened("writer").push(golden.select(target="cuda:90"))  # without a tag, so there to be pruned
     mine = opened("team-a")
     with pytest.raises(BundlerError):
         mine.prune(grace_s=0)
