@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
+import hypothesis
 import pytest
 
 import bundler
@@ -43,6 +44,11 @@ sys.path.append(str(CHILD_START))
 # For torch and numpy, here and in what tests start: threads that wait for a part of a small tensor
 # keep a processor busy, which another test has a use for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A machine that is busy draws slowly, which says nothing of a test; rooms add to this profile.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 _RUN_APART = ("serial", "slow", "release", "toolchain")
 _OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
 _FOREIGN = (
