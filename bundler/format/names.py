@@ -17,10 +17,9 @@ from bundler.errors import UnsafeName
 NAME_CHARACTERS = 200
 PATH_DEPTH = 6
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_CHARACTERS}}}")
-# Triton's directory name is the unpadded base32 of a SHA-256; torch and older tools use hex.
-_KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
 _BASE32_CHARACTERS, _BASE32_PADDING = 52, 4  # 52 characters of 5 bits for 256 bits
-# What a key of so many characters consists of.
+# What a key of so many characters consists of: Triton's directory name is the unpadded base32 of a
+# SHA-256; torch and older tools use hex.
 _CHARACTERS_OF_KEYS = {
     _BASE32_CHARACTERS: b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567",
     64: b"0123456789abcdef",
@@ -99,7 +98,12 @@ def path_with_members(paths: Collection[str], folders: Iterable[str] = ()) -> st
 
 def is_kernel_key(name: str) -> bool:
     """Tell whether `name` is a directory name that Triton gives a compile."""
-    return _KEY.fullmatch(name) is not None
+    characters = _CHARACTERS_OF_KEYS.get(len(name))
+    return characters is not None and _has_only(name, characters)
+
+
+def _has_only(text: str, characters: bytes) -> bool:
+    return text.isascii() and not text.encode().translate(None, characters)
 
 
 def is_key_of(key: str, digest: bytes) -> bool:
@@ -108,7 +112,7 @@ def is_key_of(key: str, digest: bytes) -> bool:
         # base64.b32decode does this in a Python loop, and it is asked for every kernel; a text is
         # translated ten times slower than bytes.
         return (
-            _KEY.fullmatch(key) is not None
+            is_kernel_key(key)
             and int(key.encode().translate(_TO_INT_BASE_32), 32)
             == int.from_bytes(digest) << _BASE32_PADDING
         )
@@ -130,8 +134,7 @@ def are_kernel_keys(keys: Sequence[str]) -> bool:
     characters = _CHARACTERS_OF_KEYS.get(lengths.pop()) if len(lengths) == 1 else None
     if characters is None:  # some are of another kind than others, or there are none
         return all(map(is_kernel_key, keys))
-    joined = "".join(keys)
-    return joined.isascii() and not joined.encode().translate(None, characters)
+    return _has_only("".join(keys), characters)
 
 
 @lru_cache(_NAMES_REMEMBERED)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
@@ -36,6 +35,10 @@ class ThreadedCall(Generic[T]):
     """A call whose result is waited for later, or not at all."""
 
     def __init__(self, call: Callable[[], T]) -> None:
+        # Here, since a restore that need not wait for anything makes none of these; and not in the
+        # new thread, which Python would take for the main one.
+        import threading
+
         self._call = call
         self._result: T | None = None
         self._problem: BaseException | None = None

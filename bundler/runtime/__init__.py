@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bundler.public_names import MODULE_OF_NAME
+from bundler import MODULE_OF_NAME
 
 if TYPE_CHECKING:
     from bundler.runtime.configs import Config

@@ -37,6 +37,7 @@ NOT_NEEDED = {
     "subprocess",
     "sysconfig",
     "tempfile",
+    "threading",
     "tomllib",
     "traceback",
     "zipfile",
@@ -61,14 +62,14 @@ def modules_after(code, *arguments):
 
 @pytest.mark.parametrize("only", ["all", "usable"])
 def test_a_first_restore_imports_few_modules(planted, tmp_path, only):
-    """Beside msgspec at most 50 modules of ours and 20 others; none for what few restores need."""
+    """Beside msgspec at most 40 modules of ours and 20 others; none for what few restores need."""
     bundler.pack(planted).save(tmp_path / "x.tbundle")
     loaded = modules_after(
         RESTORE, tmp_path / "x.tbundle", tmp_path / "there", only
     ) - modules_after(BARE)
     ours = {name for name in loaded if name.partition(".")[0] == "bundler"}
     assert sorted(loaded & NOT_NEEDED) == []
-    assert len(ours) <= 50, sorted(ours)
+    assert len(ours) <= 40, sorted(ours)
     assert len(loaded - ours) <= 20, sorted(loaded - ours)
 
 

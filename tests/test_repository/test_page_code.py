@@ -218,7 +218,7 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     its module.
     """
     import bundler
-    from bundler.public_names import MODULE_OF_NAME
+    from bundler import MODULE_OF_NAME
     from tools.docs_site.reference_pages import GROUPS, page_text
 
     listed = [
