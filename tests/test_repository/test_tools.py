@@ -32,15 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_each_package_lists_its_programs(run_tool, package):
-    """`--help` of a package names each program, each program has a `--help` of its own, and the
-    README has its line.
+    """`--help` of a package names each program and says what its docstring begins with, each
+    program has a `--help` of its own, and the README has its line.
     """
     programs = importlib.import_module(f"tools.{package}.__main__").PROGRAMS
     listed = run_tool(package, "--help").stdout
     readme = (ROOT / "tools" / "README.md").read_text(encoding="utf-8")
-    for program, about in programs.items():
-        assert f"  {program} " in listed
-        assert about in listed
+    for program in programs:
+        found = ROOT / "tools" / package / f"{program.replace('-', '_')}.py"
+        about = found.read_text(encoding="utf-8").partition('"""')[2].partition("\n")[0]
+        assert f"  {program:<15} {about}" in listed
         done = run_tool(f"{package} {program}", "--help")
         assert (done.returncode, done.stdout.partition(" [")[0]) == (
             0,

@@ -9,16 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "check": (
-        "compiles, records and restores the kernels of all clients, and writes"
-        " docs/results/clients.json"
-    ),
-    "compile": "the kernels of one client for one target; the program above starts it",
-    "restore": (
-        "a bundle of one client in another process at another path; the program above starts it"
-    ),
-}
+PROGRAMS = ("check", "compile", "restore")
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.clients", PROGRAMS))

@@ -9,13 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "simulation": "many ranks that need the same kernels at once, on a real Redis server",
-    "cloud-faults": (
-        "what commands and the plug-in do when an object store fails, and how long it takes"
-    ),
-    "race": "processes that restore, push and prune at once on one store and one cache directory",
-}
+PROGRAMS = ("simulation", "cloud-faults", "race")
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.cluster", PROGRAMS))

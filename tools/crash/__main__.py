@@ -9,9 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "matrix": "stop every entry point at every call that changes files, and check what is left",
-}
+PROGRAMS = ("matrix",)
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.crash", PROGRAMS))

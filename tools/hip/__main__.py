@@ -9,12 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "headers": (
-        "compares our numbers, structures and prototypes of the HIP runtime with AMD's headers of"
-        " five releases"
-    )
-}
+PROGRAMS = ("headers",)
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.hip", PROGRAMS))

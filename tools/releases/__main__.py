@@ -9,9 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "torch": "what the bundles of torch.compile need of the torch that is installed here",
-}
+PROGRAMS = ("torch",)
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.releases", PROGRAMS))

@@ -9,13 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "wheels": "downloads vLLM and SGLang, and unpacks their Python files",
-    "trees": (
-        "a cache laid out by vLLM's own code, packed, restored under another root, refused for"
-        " other ranks"
-    ),
-}
+PROGRAMS = ("wheels", "trees")
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.servers", PROGRAMS))

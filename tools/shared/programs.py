@@ -6,27 +6,29 @@ and reads its command line (`arguments`).
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tools.shared import measurement
+from tools.shared.processes import ROOT
 
 # What these measure and attack is another thing without the extensions.
 _OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
 
 
-def run(package: str, programs: Mapping[str, str]) -> int:
+def run(package: str, programs: Iterable[str]) -> int:
     """Run the program that the command line names, with the arguments after its name.
 
     Args:
         package: full name of the package.
-        programs: the name of each program and what it is about; `torch-compile` is the `main` of
-            the module `torch_compile`.
+        programs: the name of each program: `torch-compile` is the `main` of the module
+            `torch_compile`, whose docstring begins with what it is about.
     """
-    lines = (f"  {name:<15} {about}" for name, about in programs.items())
+    lines = (f"  {name:<15} {_about(_module(package, name))}" for name in programs)
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}",
         description="\n".join(
@@ -47,10 +49,20 @@ def run(package: str, programs: Mapping[str, str]) -> int:
             " with a C compiler",
             file=sys.stderr,
         )
-    module = importlib.import_module(f"{package}.{options.program.replace('-', '_')}")
+    module = importlib.import_module(_module(package, options.program))
     sys.argv = [f"python -m {package} {options.program}", *options.arguments]
     status: int = module.main()
     return status
+
+
+def _module(package: str, program: str) -> str:
+    return f"{package}.{program.replace('-', '_')}"
+
+
+def _about(module: str) -> str:
+    """Return the first sentences of a module, which is read and not imported: it may need a GPU."""
+    text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    return " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
 
 
 def parser(description: str | None, **options: tuple[Any, str]) -> argparse.ArgumentParser:

@@ -9,12 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {
-    "race": (
-        "processes on two mounts of one directory that push, restore and count at once, beside"
-        " Triton's own cache"
-    ),
-}
+PROGRAMS = ("race",)
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.shared_fs", PROGRAMS))
