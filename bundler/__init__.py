@@ -493,7 +493,7 @@ _NAMES_OF_MODULE = {
     "trust.signing_keys": ("SigningKey",),
     "trust.statements": ("TrustLevel",),
 }
-MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 # Hidden from type checkers: to them it would make every misspelt name an `Any`.
@@ -504,7 +504,7 @@ if not TYPE_CHECKING:
             from bundler.project import VERSION
 
             return VERSION
-        module_name = MODULE_OF_NAME.get(name)
+        module_name = _MODULE_OF_NAME.get(name)
         if module_name is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

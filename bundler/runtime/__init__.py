@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bundler import MODULE_OF_NAME
-
 if TYPE_CHECKING:
     from bundler.runtime.configs import Config
     from bundler.runtime.heuristics.grid_expressions import TextGrid
@@ -79,8 +77,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"bundler.{MODULE_OF_NAME[name]}")
-        value = globals()[name] = getattr(module, name)
+        value = globals()[name] = getattr(importlib.import_module("bundler"), name)
         return value
 
 

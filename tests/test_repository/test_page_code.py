@@ -218,13 +218,13 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     its module.
     """
     import bundler
-    from bundler import MODULE_OF_NAME
+    from bundler import _MODULE_OF_NAME
     from tools.docs_site.reference_pages import GROUPS, page_text
 
     listed = [
         line
         for group in GROUPS
-        for line in page_text(group, MODULE_OF_NAME).splitlines()
+        for line in page_text(group, _MODULE_OF_NAME).splitlines()
         if line.startswith("::: ")
     ]
     ours = sorted(

@@ -119,7 +119,7 @@ def index_text() -> str:
 def reference_pages() -> dict[str, str]:
     """Return the Markdown of each page of the reference, by its place in the site."""
     modules: dict[str, str] = runpy.run_path(str(ROOT / "bundler" / "__init__.py"))[
-        "MODULE_OF_NAME"
+        "_MODULE_OF_NAME"
     ]
     pages = {f"reference/{group.page}.md": page_text(group, modules) for group in GROUPS}
     return {"reference/index.md": index_text(), **pages}
