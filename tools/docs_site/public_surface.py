@@ -27,7 +27,6 @@ from bundler.cli.app import app
 from tools.shared.processes import ROOT, said
 
 SURFACE = ROOT / "docs" / "public-surface.txt"
-CHANGELOG = ROOT / "CHANGELOG.md"
 
 
 def lines() -> list[str]:
