@@ -99,19 +99,19 @@ if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
     from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.kernel_placement import Trust
-    from bundler.lifecycle.lifecycle_reports import (
-        CheckReport,
-        Only,
-        Reasons,
-        RecordReport,
-        RestoreReport,
-        TreeOptions,
-    )
+    from bundler.lifecycle.lifecycle_reports import Only, Reasons, RestoreReport, TreeOptions
     from bundler.lifecycle.machine_store import Store, open_store
-    from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
+    from bundler.lifecycle.recorder import (
+        Recording,
+        RecordReport,
+        begin_compile,
+        collect,
+        end_compile,
+        recording,
+    )
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
-    from bundler.lifecycle.restore_check import check
+    from bundler.lifecycle.restore_check import CheckReport, check
     from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import TuningCounters, tuning_counters, winners_only
     from bundler.runtime.configs import Config
@@ -433,18 +433,18 @@ _NAMES_OF_MODULE = {
     "lifecycle.family": ("Family",),
     "lifecycle.family_pack": ("pack_family",),
     "lifecycle.kernel_placement": ("Trust",),
-    "lifecycle.lifecycle_reports": (
-        "CheckReport",
-        "Only",
-        "Reasons",
-        "RecordReport",
-        "RestoreReport",
-        "TreeOptions",
-    ),
+    "lifecycle.lifecycle_reports": ("Only", "Reasons", "RestoreReport", "TreeOptions"),
     "lifecycle.machine_store": ("Store", "open_store"),
-    "lifecycle.recorder": ("Recording", "begin_compile", "collect", "end_compile", "recording"),
+    "lifecycle.recorder": (
+        "RecordReport",
+        "Recording",
+        "begin_compile",
+        "collect",
+        "end_compile",
+        "recording",
+    ),
     "lifecycle.restoration": ("read_and_emit", "restore"),
-    "lifecycle.restore_check": ("check",),
+    "lifecycle.restore_check": ("CheckReport", "check"),
     "lifecycle.tree_comparison": ("TreeExplanation", "explain_trees"),
     "lifecycle.tuning_directory": ("TuningCounters", "tuning_counters", "winners_only"),
     "runtime.configs": ("Config",),

@@ -29,7 +29,8 @@ from bundler.cli.terminal import Screen
 from bundler.format.bundle import Bundle
 from bundler.format.opaque_files import has_trees
 from bundler.images.bundle_sources import open_bundle
-from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
+from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.restore_check import CheckReport
 
 
 @command(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restore, a check or a recording is asked and tells: the options of the first two, and the
-reports of all, with what they left out and why.
+"""What a restore or a check is asked, and what a restore tells: its report, with what it left out
+and why.
 
 `restore`, `check` and `Store.restore` make `RestoreOptions` of their arguments, of which
-`TreeOptions` are a part.  `recorder.py` makes a `RecordReport`, `restoration.py` a `RestoreReport`,
-and `restore_check.py` a `CheckReport`; users, sessions and the command line read them.
+`TreeOptions` are a part.  `restoration.py` makes a `RestoreReport`; users, sessions and the command
+line read it.
 """
 
 from __future__ import annotations
@@ -143,45 +143,6 @@ def _check_devices(devices: Sequence[int] | None) -> None:
 # ----------------------------------------------------------------------------------------- Reports
 
 
-class RecordReport(Reported, FrozenValue):
-    """What a recording saw.
-
-    Attributes:
-        sources: how many kernels were found by `listener`, `children`, `jit-cache` and
-            `directories`; a kernel counts for the first of these that reported it.
-        hits: compiles that Triton answered from its cache.
-        compiles: real compiles, with `compile_seconds` spent in them, in all processes.
-        left_out: (kernel key or file, reason) of everything seen that is not in the bundle.
-        not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores
-            as usual, but cannot be compiled again from the bundle alone.
-        without_facts: keys of kernels whose argument types are not known.
-        errors: how often our own listener failed; details are in the log.
-    """
-
-    sources: Mapping[str, int]
-    hits: int
-    compiles: int
-    compile_seconds: float
-    left_out: Reasons
-    not_portable: Reasons
-    without_facts: tuple[str, ...]
-    errors: int
-
-    def __init__(
-        self,
-        sources: Mapping[str, int] | None = None,
-        hits: int = 0,
-        compiles: int = 0,
-        compile_seconds: float = 0.0,
-        left_out: Reasons = (),
-        not_portable: Reasons = (),
-        without_facts: tuple[str, ...] = (),
-        errors: int = 0,
-    ) -> None:
-        sources = {} if sources is None else sources
-        set_fields(self, locals())
-
-
 class _ListedWhenRead:
     """A field of a report whose texts are made when somebody reads it; those of a hundred thousand
     kernels take 12 MB.
@@ -276,41 +237,3 @@ class RestoreReport(Reported, FrozenValue):
     def usable(self) -> int:
         """How many kernels are in place now."""
         return len(self.restored) + len(self.present) + len(self.repaired)
-
-
-class CheckReport(Reported, FrozenValue):
-    """What a check found.  Kernels count once, however many devices they are placed for.
-
-    Attributes:
-        missing: (kernel key or file, reason) of what a restore would write: it is not there, or
-            broken.
-        present: keys of kernels and paths of files that are in place, in each directory where they
-            belong.
-        skipped: (kernel key or file, reason) of what a restore would leave out.
-        unchecked: facts that are unknown on this machine and therefore excluded nothing.
-        directories: where we looked.
-        signatures: as of a `RestoreReport`.
-    """
-
-    missing: Reasons
-    present: tuple[str, ...]
-    skipped: Reasons
-    unchecked: tuple[str, ...]
-    directories: tuple[str, ...]
-    signatures: str
-
-    def __init__(
-        self,
-        missing: Reasons = (),
-        present: tuple[str, ...] = (),
-        skipped: Reasons = (),
-        unchecked: tuple[str, ...] = (),
-        directories: tuple[str, ...] = (),
-        signatures: str = "",
-    ) -> None:
-        set_fields(self, locals())
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing that this machine can use is missing."""
-        return not self.missing

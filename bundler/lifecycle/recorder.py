@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -25,12 +25,12 @@ from bundler.format.bundle_union import merge
 from bundler.format.candidate_timings import Tuning
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import TuningRecord
-from bundler.format.summary import count, facts_html
+from bundler.format.summary import Reported, count, facts_html
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join, known_facts, observation_of
 from bundler.lifecycle.directory_pack import add_found, tuning_results
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels
-from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
+from bundler.lifecycle.lifecycle_reports import Reasons
 from bundler.lifecycle.listeners import program_listeners, tuning_listeners
 from bundler.lifecycle.tuning_directory import winners_in, with_tunings
 from bundler.toolchain import identity, inductor_caches, instances
@@ -44,6 +44,32 @@ if TYPE_CHECKING:
     from bundler.format.source_stripping import Strip
 
 LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache", "directories"
+
+
+@dataclass(frozen=True, repr=False)
+class RecordReport(Reported):
+    """What a recording saw.
+
+    Attributes:
+        sources: how many kernels were found by `listener`, `children`, `jit-cache` and
+            `directories`; a kernel counts for the first of these that reported it.
+        hits: compiles that Triton answered from its cache.
+        compiles: real compiles, with `compile_seconds` spent in them, in all processes.
+        left_out: (kernel key or file, reason) of everything seen that is not in the bundle.
+        not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores
+            as usual, but cannot be compiled again from the bundle alone.
+        without_facts: keys of kernels whose argument types are not known.
+        errors: how often our own listener failed; details are in the log.
+    """
+
+    sources: Mapping[str, int] = field(default_factory=dict)
+    hits: int = 0
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    left_out: Reasons = ()
+    not_portable: Reasons = ()
+    without_facts: tuple[str, ...] = ()
+    errors: int = 0
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,14 +16,15 @@ from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel
+from bundler.format.summary import Reported
 from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.kernel_placement import Trust
 from bundler.lifecycle.lifecycle_reports import (
     NO_TREES,
-    CheckReport,
     Only,
+    Reasons,
     RestoreOptions,
     TreeOptions,
 )
@@ -40,6 +41,34 @@ if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)
+
+
+@dataclass(frozen=True, repr=False)
+class CheckReport(Reported):
+    """What a check found.  Kernels count once, however many devices they are placed for.
+
+    Attributes:
+        missing: (kernel key or file, reason) of what a restore would write: it is not there, or
+            broken.
+        present: keys of kernels and paths of files that are in place, in each directory where they
+            belong.
+        skipped: (kernel key or file, reason) of what a restore would leave out.
+        unchecked: facts that are unknown on this machine and therefore excluded nothing.
+        directories: where we looked.
+        signatures: as of a `RestoreReport`.
+    """
+
+    missing: Reasons = ()
+    present: tuple[str, ...] = ()
+    skipped: Reasons = ()
+    unchecked: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+    signatures: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that this machine can use is missing."""
+        return not self.missing
 
 
 def check(

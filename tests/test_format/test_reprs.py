@@ -239,7 +239,7 @@ def test_a_printed_report_is_a_table_with_reasons():
 def test_many_reasons_are_counted():
     """A table stays short: of thirty reasons six are shown, and how many more there are."""
     skipped = tuple((f"file{number}", f"reason {number}") for number in range(30))
-    printed = str(bundler.lifecycle.lifecycle_reports.CheckReport(skipped=skipped))
+    printed = str(bundler.CheckReport(skipped=skipped))
     assert "24 for other reasons" in printed
     assert len(printed.splitlines()) < 12
-    assert str(bundler.lifecycle.lifecycle_reports.RecordReport()).splitlines()[0] == "RecordReport"
+    assert str(bundler.RecordReport()).splitlines()[0] == "RecordReport"

@@ -20,14 +20,10 @@ from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.opaque_files import TreeFile, TreeIndex
 from bundler.format.sentinel import Span
-from bundler.lifecycle.lifecycle_reports import (
-    CheckReport,
-    RecordReport,
-    RestoreOptions,
-    RestoreReport,
-    TreeOptions,
-)
+from bundler.lifecycle.lifecycle_reports import RestoreOptions, RestoreReport, TreeOptions
+from bundler.lifecycle.recorder import RecordReport
 from bundler.lifecycle.restoration import _rewritten
+from bundler.lifecycle.restore_check import CheckReport
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
 # The fields of one value by name, in their order, and another value of the last of them.
