@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         NotFound,
         NoValidConfig,
         OperatorFailed,
+        OutOfDeviceMemory,
         RecordingError,
         StoreFull,
         StoreUnavailable,
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel, autotune
     from bundler.runtime.tuning.benchmark import Clock, ProfilerClock
@@ -191,7 +193,9 @@ __all__ = [
     "Demand",
     "Descent",
     "DeviceLimits",
+    "DeviceMemory",
     "DeviceProperties",
+    "DeviceStream",
     "Diff",
     "Difference",
     "DigestMismatch",
@@ -243,9 +247,11 @@ __all__ = [
     "Only",
     "Opaque",
     "OperatorFailed",
+    "OutOfDeviceMemory",
     "Parameter",
     "Path",
     "Piece",
+    "PinnedMemory",
     "ProfilerClock",
     "ProgramMemory",
     "ProgramRunner",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import ProfilerClock
@@ -44,7 +45,9 @@ __all__ = [
     "Config",
     "Descent",
     "DeviceLimits",
+    "DeviceMemory",
     "DeviceProperties",
+    "DeviceStream",
     "Driver",
     "DryDriver",
     "Handle",
@@ -55,6 +58,7 @@ __all__ = [
     "LookupTable",
     "Module",
     "Parameter",
+    "PinnedMemory",
     "ProfilerClock",
     "ProgramMemory",
     "ProgramRunner",

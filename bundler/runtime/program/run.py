@@ -140,6 +140,7 @@ class ProgramRunner:
             host=bool(getattr(memory, "host", False)),
             device=getattr(memory, "device", None),
             separate=separate,
+            take=getattr(memory, "tensor", None),
         )
         self._current_device = getattr(memory, "current_device", nullcontext)
         #: Where seeds of random numbers come from.
