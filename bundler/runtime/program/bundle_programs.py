@@ -31,6 +31,7 @@ from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.program.allowed_operators import unlisted
+from bundler.runtime.program.device_memory import DeviceMemory
 from bundler.runtime.program.device_tensors import DeviceTensor, span
 from bundler.runtime.program.graph_replay import GraphRunner
 from bundler.runtime.program.operator_arguments import ArgumentRefused, check_arguments
@@ -50,7 +51,7 @@ _SHOWN = 400
 def load_program(
     bundle: Bundle | str | os.PathLike[str],
     *,
-    memory: ProgramMemory,
+    memory: ProgramMemory | None = None,
     name: str | None = None,
     driver: Driver | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -62,9 +63,9 @@ def load_program(
 
     Args:
         bundle: an open bundle, or the path of one.
-        memory: where its tensors come from.
+        memory: where its tensors come from; None makes a `DeviceMemory` of the first GPU.
         name: of the program; None where the bundle has one only.
-        driver: which GPUs to use; None opens that of the machine.
+        driver: which GPUs to use; None takes the memory's, else opens that of the machine.
         constants: tensors that the program holds, by name.
         seed: of its random numbers: equal seeds give equal numbers in the first call, in the
             second, and so on. None: other numbers in each process.
@@ -100,6 +101,9 @@ def load_program(
             " as code",
             operators=others,
         )
+    if memory is None:
+        memory, driver = DeviceMemory(driver=driver), None
+    driver = driver or getattr(memory, "driver", None)
     _find_operators(plan, memory)
     checked = CheckedMemory(memory, trusted=code)
     seeds = SeedStream(memory, seed)
