@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,6 +34,9 @@ from bundler.toolchain.user_frames import recorded_lines
 RETURNED_INPUTS = "returned_inputs"
 # Key of a graph's `meta`: torch.export made it, so its sizes may be 0 or 1 too.
 EXPORTED = "exported"
+# Key of a graph's `meta`: where the graph holds a tensor -> what the module calls it, several names
+# where it is shared.
+MODULE_NAMES = "module_names"
 # Part of torch's message where it cannot trace -> what the user can do.
 _REFUSALS = {
     "symbolic sizes": (
@@ -111,7 +115,28 @@ def trace(
     examples = _apart(example_inputs)
     if device is not None:
         return _traced_for(function, examples, device, dynamic=dynamic)
-    return _traced(function, examples, "symbolic" if dynamic else "fake")
+    traced = _traced(function, examples, "symbolic" if dynamic else "fake")
+    names = _module_names(function)
+    held = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
+    found = {place: names.get(id(attrgetter(place)(traced)), ()) for place in held}
+    traced.meta[MODULE_NAMES] = {place: named for place, named in found.items() if named}
+    return traced
+
+
+def _module_names(function: Any) -> dict[int, tuple[str, ...]]:
+    """Return the names of a module's parameters and buffers, by their ids; also of a method's."""
+    module = function if isinstance(function, torch.nn.Module) else _owner(function)
+    names: dict[int, tuple[str, ...]] = {}
+    if module is not None:
+        for listed in (module.named_parameters, module.named_buffers):
+            for name, tensor in listed(remove_duplicate=False):
+                names[id(tensor)] = (*names.get(id(tensor), ()), name)
+    return names
+
+
+def _owner(function: Any) -> torch.nn.Module | None:
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def _apart(examples: Sequence[Any]) -> list[Any]:
@@ -148,7 +173,7 @@ def _traced_for(
 ) -> fx.GraphModule:
     """Return the graph for a device, in which the module's own tensors are constants again."""
     named: dict[str, torch.Tensor] = {}
-    called = function
+    called, names = function, _module_names(function)
     if isinstance(function, torch.nn.Module):
         named = {**dict(function.named_parameters()), **dict(function.named_buffers())}
 
@@ -158,15 +183,20 @@ def _traced_for(
 
     with tracing_for(device, dynamic=dynamic) as tracing:
         traced = _traced(called, tracing.faked([*named.values(), *example_inputs]), "real")
+    traced.meta[MODULE_NAMES] = {
+        f"_tensor_of_module{number}": names[id(tensor)]
+        for number, tensor in enumerate(named.values())
+    }
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for number, (node, tensor) in enumerate(zip(placeholders, named.values(), strict=False)):
-        name = f"_tensor_of_module{number}"
-        traced.register_buffer(name, tensor.detach())
         # Traced as inputs, so that they are fake; in the graph they are constants again.
-        with traced.graph.inserting_before(node):
-            constant = traced.graph.get_attr(name)
-        constant.meta.update(node.meta)
-        node.replace_all_uses_with(constant)
+        if node.users:
+            name = f"_tensor_of_module{number}"
+            traced.register_buffer(name, tensor.detach())
+            with traced.graph.inserting_before(node):
+                constant = traced.graph.get_attr(name)
+            constant.meta.update(node.meta)
+            node.replace_all_uses_with(constant)
         traced.graph.erase_node(node)
     count = len(named)
     views = traced.meta[RETURNED_INPUTS]

@@ -14,16 +14,23 @@ from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
 from bundler.errors import NotFound, OutOfDeviceMemory  # noqa: E402
 from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
+from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 
 @pytest.mark.slow
-def test_programs_have_eager_numbers_without_torch_for_memory(interpreted):
-    """Results, views of inputs, what is changed in place; memory is free again after each call."""
-    found = json.loads(interpreted("device_memory_worker.py"))
-    assert max(found["off"]) < 1e-5
+def test_programs_have_eager_numbers_without_torch_for_memory(interpreted, tmp_path):
+    """Results, views of inputs, what is changed in place, weights of files; memory is free again
+    after each call.
+    """
+    pytest.importorskip("safetensors")
+    found = json.loads(interpreted("device_memory_worker.py", str(tmp_path)))
+    shared = ("norm.weight", "same.0")
+    names = set(map(tuple, found["weights"].values()))
+    assert names == {("norm.bias",), shared, ("scale",), ("table",)}
+    assert max(found["off"]) < 1e-4
     assert found["views"]
     assert found["shapes"] == [[32, 48], [48, 33]]
-    assert (found["held"], found["left"], found["order"]) == (4, 0, [])
+    assert (found["held"], found["left"], found["order"]) == (6, 0, [])
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +99,88 @@ def test_a_program_that_calls_torch_is_refused_when_it_is_loaded(tmp_path):
     made = generate(lambda a: (a @ a).relu(), [torch.ones(8, 8)], options=options)
     with pytest.raises(NotFound, match=r"operator aten\.mm\.default.*TorchMemory"):
         load_program(made.build(["cuda:90"]), driver=DryDriver("cuda"))
+
+
+class Net(torch.nn.Module):
+    """Has a shared parameter, one number, a buffer that is not saved, and one that it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(48)
+        self.again = self.norm
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("table", torch.ones(48, dtype=torch.bfloat16), persistent=False)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, a):
+        return self.again(a) * self.scale + self.table + EXTRA
+
+
+EXTRA = torch.full((48,), 3.0)
+NAMES = {
+    ("norm.weight", "again.weight"): ("float32", (48,)),
+    ("norm.bias", "again.bias"): ("float32", (48,)),
+    ("scale",): ("float32", ()),
+    ("table",): ("bfloat16", (48,)),
+}
+
+
+@pytest.mark.parametrize(("device", "called"), [(None, "whole"), ("cuda", "whole"), (None, "bound")])
+def test_a_program_knows_its_weights_by_the_names_of_the_module(tmp_path, device, called):
+    """Whether it is traced for a device that is not here, or the function is the module's method."""
+    net = Net().requires_grad_(False)
+    function = net if called == "whole" else net.forward
+    given = torch.ones(4, 48)
+    if device is None:
+        made = generate(function, [given])
+    else:
+        # What is no part of a module would stay on the CPU.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "EXTRA", 3.0)
+            made = generate(function, [given], device=device)
+    weights = made.plan.weights.values()
+    found = {one.names: (one.spec.dtype, one.spec.sizes) for one in weights if one.names}
+    assert found == NAMES
+    unnamed = [name for name, one in made.plan.weights.items() if not one.names]
+    assert len(unnamed) == (device is None)
+    assert {one.spec.device for one in weights} == {""}
+
+
+def test_weights_of_a_file_are_what_kernels_are_launched_with(tmp_path):
+    """Two files, one of which has what the module does not save; an extra tensor is left alone."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    net = Net().requires_grad_(False)
+    made = generate(net, [torch.ones(4, 48)])
+    bundle = made.build(["cuda:90"])
+    state = {name: one for name, one in net.state_dict().items() if "again" not in name}
+    safetensors.save_file(state, tmp_path / "model.safetensors")
+    (extra,) = [name for name, one in made.plan.weights.items() if not one.names]
+    rest = {"table": net.table, extra: made.constants[extra]}
+    safetensors.save_file(rest, tmp_path / "rest.safetensors")
+    driver = DryDriver("cuda")
+    memory = DeviceMemory(driver=driver)
+    with pytest.raises(NotFound, match=f"needs 2 more weights.*{extra}") as caught:
+        load_program(bundle, memory=memory, weights=tmp_path / "model.safetensors")
+    assert set(caught.value.missing) == {"table", extra}
+    assert memory.pool.allocations == 0
+    files = [tmp_path / "model.safetensors", tmp_path / "rest.safetensors"]
+    program = load_program(bundle, memory=memory, weights=files)
+    held = {tensor for tensor in memory.pool.live.values()}
+    assert (memory.pool.allocations, held) == (5, {4, 96, 192})
+    program(memory.put(numpy.ones((4, 48), "float32")))
+    parameters = b"".join(launch.parameters for launch in driver.launches)
+    assert all(one.to_bytes(8, "little") in parameters for one in [*memory.pool.live][:5])
+
+
+def test_torch_holds_the_weights_of_a_program_that_calls_it(tmp_path):
+    """Products of matrices need torch's memory, and have their weights there."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    net = torch.nn.Linear(8, 8).requires_grad_(False)
+    bundle = generate(net, [torch.ones(2, 8)]).build(["cuda:90"])
+    other = torch.nn.Linear(8, 8).requires_grad_(False)
+    safetensors.save_file(other.state_dict(), tmp_path / "w.safetensors")
+    program = load_program(
+        bundle, memory=TorchMemory(), driver=DryDriver(), weights=tmp_path / "w.safetensors"
+    )
+    given = torch.randn(2, 8)
+    torch.testing.assert_close(program(given)[0], other(given))

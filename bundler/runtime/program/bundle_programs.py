@@ -42,6 +42,7 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     read_plan,
 )
+from bundler.runtime.program.program_weights import WeightsSource, bound_weights
 from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
 
@@ -55,6 +56,7 @@ def load_program(
     name: str | None = None,
     driver: Driver | None = None,
     constants: Mapping[str, Any] | None = None,
+    weights: WeightsSource | None = None,
     seed: int | None = None,
     trust: Literal["kernels", "code", "signed"] = "kernels",
     graphs: bool = False,
@@ -67,6 +69,9 @@ def load_program(
         name: of the program; None where the bundle has one only.
         driver: which GPUs to use; None takes the memory's, else opens that of the machine.
         constants: tensors that the program holds, by name.
+        weights: a file of safetensors, an index of such (`*.index.json`), or several, that has the
+            other constants by the names of the module's parameters and buffers; each is copied to
+            the device once.  What else is in a file is left alone.
         seed: of its random numbers: equal seeds give equal numbers in the first call, in the
             second, and so on. None: other numbers in each process.
         trust: `code` for a program that calls operators of your own or of other libraries, which
@@ -76,9 +81,10 @@ def load_program(
             results that it would write over; the memory is a `TorchMemory` then.
 
     Raises:
-        ConfigError: graphs of a memory that is not torch's.
-        NotFound: the bundle has no such program, none of its kernels is for the device, or no
-            library registers an operator that it calls.
+        ConfigError: graphs of a memory that is not torch's; a weight has another dtype or shape
+            than the program's.
+        NotFound: the bundle has no such program, none of its kernels is for the device, no library
+            registers an operator that it calls, or a weight is not there.
         FormatError, DigestMismatch: the bundle or the plan in it is damaged.
         Untrusted: it calls operators that need trust in code, or a signature is required that is
             not there.
@@ -105,6 +111,8 @@ def load_program(
         memory, driver = DeviceMemory(driver=driver), None
     driver = driver or getattr(memory, "driver", None)
     _find_operators(plan, memory)
+    if weights is not None:
+        constants = bound_weights(plan, weights, memory, constants or {})
     checked = CheckedMemory(memory, trusted=code)
     seeds = SeedStream(memory, seed)
     runner = GraphRunner if graphs else ProgramRunner

@@ -185,6 +185,25 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """What a constant is.
+
+    Attributes:
+        spec: dtype, sizes and strides, all of them numbers.
+        names: of the parameter or buffer in the module, more than one where it is shared; none of
+            another tensor.
+    """
+
+    spec: TensorSpec
+    names: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides."""
+        return tuple(map(int, self.spec.sizes)), tuple(map(int, self.spec.strides))
+
+
+@dataclass(frozen=True)
 class ProgramPlan:
     """A program.
 
@@ -200,6 +219,7 @@ class ProgramPlan:
         values: name -> expression over sizes, as `host_values` evaluates it, once in each call:
             floats, and integers that are made of floats.
         guards: conditions on sizes that hold in every call the program was generated for.
+        weights: constant -> what it is.
     """
 
     inputs: tuple[Input, ...]
@@ -211,6 +231,7 @@ class ProgramPlan:
     limits: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
+    weights: Mapping[str, Weight] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
@@ -227,6 +248,7 @@ _STEPS: Mapping[str, type[Step]] = {
 _OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
+_LONGEST_WEIGHT = 1024
 _LARGEST = 2**63 - 1
 _MOST_BLOCK, _MOST_WARPS, _MOST_STAGES = 1 << 20, 64, 64
 _OPTIONS = frozenset({"waves_per_eu"})
@@ -284,6 +306,7 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         convert(data.get("limits", {}), dict[str, int]),
         convert(data.get("values", {}), dict[str, str]),
         convert(data.get("guards", ()), tuple[str, ...]),
+        convert(data.get("weights", {}), dict[str, Weight]),
     )
 
 
@@ -311,6 +334,9 @@ class _PlanCheck:
         self._where = "constants"
         for name in plan.constants:
             self._begin(name, None)
+        for name, weight in plan.weights.items():
+            self._demand(name in plan.constants, "one of the constants", name)
+            self._weight(weight)
         for name, entry in plan.kernels.items():
             self._where = f"kernel {name!r:.80}"
             self._kernel(name, entry)
@@ -351,6 +377,13 @@ class _PlanCheck:
             self._begin(item.name, item.spec)
         elif item.name:
             self._name(item.name)
+
+    def _weight(self, weight: Weight) -> None:
+        self._spec(weight.spec)
+        self._demand(_reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
+        for name in weight.names:
+            told = 0 < len(name) <= _LONGEST_WEIGHT and name.isprintable()
+            self._demand(told, "the name of a parameter or buffer", name)
 
     def _step(self, step: Any) -> None:
         match step:

@@ -149,7 +149,8 @@ class ProgramRunner:
         missing = [name for name in plan.constants if name not in held]
         if missing:
             raise ConfigError(
-                f"the program needs the constants {', '.join(missing)}; pass them as constants=",
+                f"the program needs the constants {', '.join(missing)}; pass them as constants=, or"
+                " a file that has them as weights=",
                 missing=missing,
             )
         launcher: Any = launch if hasattr(launch, "bound") else _EachTime(launch)
