@@ -70,6 +70,7 @@ class Graph(Protocol):
     hints: dict[sympy.Symbol, int]
     values: dict[str, str]
     guards: list[str]
+    names: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)

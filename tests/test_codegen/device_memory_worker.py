@@ -72,9 +72,7 @@ theirs = ProgramRunner(
     TorchMemory(),
     bound_weights(program.plan, files, TorchMemory(), {}),
 )(*[one.clone() for one in inputs])
-runner = ProgramRunner(
-    program.plan, Launcher(program.modules), CheckedMemory(memory), constants
-)
+runner = ProgramRunner(program.plan, Launcher(program.modules), CheckedMemory(memory), constants)
 given = [memory.put(one.numpy()) for one in inputs]
 results = runner(*given)
 expected = module(*inputs)

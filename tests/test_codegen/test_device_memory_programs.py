@@ -4,7 +4,7 @@
 import gc
 import json
 
-import numpy
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,7 +50,7 @@ def test_ten_thousand_calls_leave_nothing_behind(bundle):
     memory = DeviceMemory(driver=driver)
     program = load_program(bundle, memory=memory, seed=1)
     (pool,) = driver.pools
-    values, stream = numpy.ones((64, 48), "float32"), memory.new_stream()
+    values, stream = np.ones((64, 48), "float32"), memory.new_stream()
     given = memory.put(values)
     program(given)
     gc.disable()
@@ -70,11 +70,11 @@ def test_a_program_takes_tensors_of_every_library(bundle):
     """numpy's and torch's of the host, since the driver has no other; by the same address."""
     driver = DryDriver("cuda")
     program = load_program(bundle, driver=driver)  # memory of its own
-    for given in (numpy.ones((64, 48), "float32"), torch.ones(64, 48, requires_grad=True)):
+    for given in (np.ones((64, 48), "float32"), torch.ones(64, 48, requires_grad=True)):
         driver.launches.clear()
         (result,) = program(given)
-        assert numpy.from_dlpack(result).shape == (48,)
-        address = given.ctypes.data if isinstance(given, numpy.ndarray) else given.data_ptr()
+        assert np.from_dlpack(result).shape == (48,)
+        address = given.ctypes.data if isinstance(given, np.ndarray) else given.data_ptr()
         parameters = b"".join(launch.parameters for launch in driver.launches)
         assert address.to_bytes(8, "little") in parameters
 
@@ -83,7 +83,7 @@ def test_a_device_that_is_full_raises_and_frees(bundle):
     """The error says what was asked; what the call had is free again."""
     driver = DryDriver("cuda", memory_bytes=64 * 48 * 4 + 100)
     memory = DeviceMemory(driver=driver)
-    given = memory.put(numpy.ones((64, 48), "float32"))
+    given = memory.put(np.ones((64, 48), "float32"))
     program = load_program(bundle, memory=memory)
     with pytest.raises(OutOfDeviceMemory) as caught:
         program(given)
@@ -125,7 +125,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("device", "called"), [(None, "whole"), ("cuda", "whole"), (None, "bound")])
+@pytest.mark.parametrize(
+    ("device", "called"), [(None, "whole"), ("cuda", "whole"), (None, "bound")]
+)
 def test_a_program_knows_its_weights_by_the_names_of_the_module(tmp_path, device, called):
     """Whether it is traced for a device that is not here, or the function is the module's method."""
     net = Net().requires_grad_(False)
@@ -165,9 +167,9 @@ def test_weights_of_a_file_are_what_kernels_are_launched_with(tmp_path):
     assert memory.pool.allocations == 0
     files = [tmp_path / "model.safetensors", tmp_path / "rest.safetensors"]
     program = load_program(bundle, memory=memory, weights=files)
-    held = {tensor for tensor in memory.pool.live.values()}
+    held = set(memory.pool.live.values())
     assert (memory.pool.allocations, held) == (5, {4, 96, 192})
-    program(memory.put(numpy.ones((4, 48), "float32")))
+    program(memory.put(np.ones((4, 48), "float32")))
     parameters = b"".join(launch.parameters for launch in driver.launches)
     assert all(one.to_bytes(8, "little") in parameters for one in [*memory.pool.live][:5])
 

@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 
-import numpy
+import numpy as np
 import pytest
 
 from bundler import CannotLaunchStatically, ConfigError, NotFound, OutOfDeviceMemory
@@ -47,13 +47,13 @@ class Stream:
 @pytest.mark.parametrize(
     "values",
     [
-        numpy.arange(12, dtype="float32").reshape(3, 4),
-        numpy.arange(12, dtype="int16").reshape(3, 4).T,
-        numpy.array(3.5),
-        numpy.zeros((0, 4)),
-        numpy.array([True, False]),
-        numpy.array([1 + 2j], "complex64"),
-        numpy.arange(20, dtype="int64")[::3],
+        np.arange(12, dtype="float32").reshape(3, 4),
+        np.arange(12, dtype="int16").reshape(3, 4).T,
+        np.array(3.5),
+        np.zeros((0, 4)),
+        np.array([True, False]),
+        np.array([1 + 2j], "complex64"),
+        np.arange(20, dtype="int64")[::3],
     ],
 )
 def test_what_is_put_comes_back(memory, pool, values):
@@ -62,14 +62,14 @@ def test_what_is_put_comes_back(memory, pool, values):
     tensor = memory.put(values)
     found = memory.array(tensor)
     assert (found.dtype, found.shape) == (values.dtype, values.shape)
-    numpy.testing.assert_array_equal(found, values)
+    np.testing.assert_array_equal(found, values)
     del tensor
     assert pool.live == {}
 
 
 def test_elements_that_numpy_lacks_are_bytes(memory):
     """bfloat16 goes in as its bits and comes out as bytes; a dtype of another size is refused."""
-    bits = numpy.array([[0x3F80, 0x4000]], "uint16")
+    bits = np.array([[0x3F80, 0x4000]], "uint16")
     tensor = memory.put(bits, "bfloat16")
     assert (tensor.dtype, tensor.shape) == ("bfloat16", (1, 2))
     assert memory.get(tensor) == bits.tobytes()
@@ -83,7 +83,7 @@ def test_elements_that_numpy_lacks_are_bytes(memory):
         memory.put_bytes(b"\1\2\3\4", "bfloat16", (4,))
 
 
-@pytest.mark.parametrize("values", [[1, 2], "text", numpy.arange(4)[::-1], numpy.array(["a"])])
+@pytest.mark.parametrize("values", [[1, 2], "text", np.arange(4)[::-1], np.array(["a"])])
 def test_what_is_no_array_of_the_host_is_refused(memory, pool, values):
     """Lists, texts, what lies backwards, and elements that no kernel takes."""
     with pytest.raises(ConfigError, match="expected"):
@@ -93,7 +93,7 @@ def test_what_is_no_array_of_the_host_is_refused(memory, pool, values):
 
 def test_a_view_keeps_the_memory_and_stays_in_it(memory, pool):
     """Views of views have one allocation; one that is longer is refused."""
-    tensor = memory.put(numpy.arange(6, dtype="float32"))
+    tensor = memory.put(np.arange(6, dtype="float32"))
     view = memory.view(memory.view(tensor, (2, 2), (2, 1), 2), (2,), (2,), 1)
     del tensor
     assert memory.array(view).tolist() == [3.0, 5.0]
@@ -130,12 +130,12 @@ def test_a_tensor_that_cannot_be_is_refused(memory, dtype, sizes, strides):
 def test_copies_of_pinned_memory_go_both_ways(memory, pool):
     """In the order of a stream, without a wait; sizes have to agree; the buffer keeps the memory."""
     pinned, back = memory.pinned(16), memory.pinned(16)
-    numpy.frombuffer(pinned.buffer, "float32")[:] = [1, 2, 3, 4]
+    np.frombuffer(pinned.buffer, "float32")[:] = [1, 2, 3, 4]
     tensor = memory.allocate("float32", (2, 2))
     memory.copy(tensor, pinned)
     memory.copy(back, tensor)
     memory.synchronize()
-    values = numpy.frombuffer(back.buffer, "float32")
+    values = np.frombuffer(back.buffer, "float32")
     with pytest.raises(ConfigError, match="a copy to 16 bytes: expected as many, got 8"):
         memory.copy(pinned, memory.allocate("float32", (2,)))
     del pinned, back
@@ -228,8 +228,8 @@ def test_what_is_no_stream_is_refused(driver, stream):
 
 def test_numpy_reads_our_memory_by_dlpack(memory, pool):
     """The same memory, which lives as long as the array."""
-    tensor = memory.put(numpy.arange(6, dtype="float32").reshape(2, 3).T)
-    array = numpy.from_dlpack(tensor)
+    tensor = memory.put(np.arange(6, dtype="float32").reshape(2, 3).T)
+    array = np.from_dlpack(tensor)
     assert array.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert array.__array_interface__["data"][0] == tensor.address
     del tensor
@@ -345,13 +345,13 @@ def test_nothing_stays_behind(driver):
     """After 10,000 rounds of all of it, without the collector: no memory, stream or pool."""
     memory = DeviceMemory(driver=driver)
     (pool,) = driver.pools
-    values = numpy.ones((4, 4), "float32")
+    values = np.ones((4, 4), "float32")
     gc.disable()
     try:
         for _ in range(10_000):
             with memory.use(memory.new_stream()):
                 tensor = memory.put(values)
-                numpy.from_dlpack(memory.view(tensor, (2,), (1,), 3))
+                np.from_dlpack(memory.view(tensor, (2,), (1,), 3))
                 memory.copy(memory.pinned(64), memory.tensor(tensor))
             pool.waits.clear()
         del tensor

@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("safetensors")
 
-from bundler import ConfigError, FormatError, NotFound  # noqa: E402
-from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
-from bundler.runtime.program import program_weights  # noqa: E402
-from bundler.runtime.program.program_plan import (  # noqa: E402
+from bundler import ConfigError, FormatError, NotFound
+from bundler.runtime import DeviceMemory, DryDriver
+from bundler.runtime.program import program_weights
+from bundler.runtime.program.program_plan import (
     ProgramPlan,
     TensorSpec,
     Weight,
     read_plan,
 )
-from bundler.runtime.program.program_weights import (  # noqa: E402
+from bundler.runtime.program.program_weights import (
     bound_weights,
     check_weights,
     stored_tensors,
@@ -172,7 +172,10 @@ def test_a_file_that_becomes_shorter_is_refused(memory, file):
         (weight("float16", (2, 2), "layer.weight"), r"expected float16\[2, 2\], got bfloat16\[2"),
         (weight("bfloat16", (2, 3), "layer.weight"), r"expected bfloat16\[2, 3\], got bfloat16\[2"),
         (weight("bfloat16", (4,), "layer.weight"), r"expected bfloat16\[4\], got bfloat16\[2, 2\]"),
-        (weight("bfloat16", (2, 2), "layer.weight", strides=(1, 2)), r".* strides \[1, 2\], which no"),
+        (
+            weight("bfloat16", (2, 2), "layer.weight", strides=(1, 2)),
+            r".* strides \[1, 2\], which no",
+        ),
     ],
 )
 def test_another_dtype_or_shape_is_refused(memory, file, changed, words):
@@ -224,7 +227,7 @@ def test_a_shared_tensor_is_one_in_the_file(memory, tmp_path):
 
 def test_a_memory_has_to_take_bytes(file):
     """One of a user's own may not."""
-    with pytest.raises(ConfigError, match="put_bytes.*got object"):
+    with pytest.raises(ConfigError, match=r"put_bytes.*got object"):
         bound_weights(PLAN, file, object(), {})
 
 

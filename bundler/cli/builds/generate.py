@@ -101,10 +101,7 @@ def generate_command(
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
         target = targets[0] if targets else Target("cuda", "90")
         program = _generated(function, inputs, target, verify=verify, **options)
-    if weights:
-        plan = program.plan
-        others = {name: None for name in plan.constants if not plan.weights[name].names}
-        check_weights(plan, stored_tensors(weights), others)
+    _compare_weights(program, weights)
     if show and not screen.as_json:
         for kernel, source in program.sources.items():
             screen.line(kernel, style="bold")
@@ -136,6 +133,14 @@ def generate_command(
         show_programs(screen, summaries)
     facts["program"] = dataclasses.asdict(summaries[0])
     screen.finish(facts)
+
+
+def _compare_weights(program: Program, files: Sequence[str]) -> None:
+    """Raise where files lack what the program's module names, or have it otherwise."""
+    if files:
+        plan = program.plan
+        others = [name for name in plan.constants if not plan.weights[name].names]
+        check_weights(plan, stored_tensors(files), dict.fromkeys(others))
 
 
 @contextlib.contextmanager

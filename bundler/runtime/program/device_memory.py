@@ -241,6 +241,12 @@ class DeviceMemory:
             self._streams.used.pop()
             self.pool.order(given, self.stream)
 
+    def info(self) -> tuple[int, int]:
+        """Return how many bytes of the device are free, and how many it has; what this memory keeps
+        for what comes is not free.
+        """
+        return self.pool.info()
+
     def synchronize(self) -> None:
         """Wait until all work of the current stream is done."""
         self.pool.synchronize(self.stream)
@@ -525,6 +531,7 @@ def _handle(stream: Any) -> int:
 def _host_array(values: Any, dtype: str | None) -> DeviceTensor:
     """Return where an array of the host lies, which the tensor keeps."""
     described = getattr(values, "__array_interface__", None)
+    found: DeviceTensor
     try:
         if described is None:
             found = device_tensor(_OnlyDlpack(values), host=True)

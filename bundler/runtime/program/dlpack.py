@@ -90,17 +90,19 @@ _keep = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", _api))
 _drop = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", _api))
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _delete(managed: int) -> None:
+def _deleted(managed: int) -> None:
     """Let the tensor of a capsule go; libraries call it from any thread."""
     _drop(_Managed.from_address(managed).holder)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _free_capsule(capsule: int) -> None:
+def _capsule_freed(capsule: int) -> None:
     """Let the tensor of a capsule go that nobody took: who takes it gives it another name."""
     if _is_named(capsule, _NAME):
-        _delete(_dying_pointer(capsule, _NAME))
+        _deleted(_dying_pointer(capsule, _NAME))
+
+
+_delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_deleted)
+_free_capsule = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_capsule_freed)
 
 
 def described(capsule: Any) -> Description:

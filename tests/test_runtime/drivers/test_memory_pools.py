@@ -9,7 +9,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pytest
 
 from bundler import DriverError, DriverUnavailable, OutOfDeviceMemory
@@ -44,7 +44,7 @@ def test_everything_is_given_back(driver, fake, in_use):
     memory = DeviceMemory(1, driver=driver)
     assert fake.number("fake_pool_device").value == 1
     assert ctypes.c_uint64.in_dll(fake.library, "fake_pool_keeps").value == 2**64 - 1
-    values = numpy.arange(6, dtype="float32").reshape(2, 3)
+    values = np.arange(6, dtype="float32").reshape(2, 3)
     pinned = memory.pinned(24)
     with memory.use(memory.new_stream()) as nothing:
         tensor = memory.put(values)
@@ -55,7 +55,7 @@ def test_everything_is_given_back(driver, fake, in_use):
     assert nothing is None
     memory.fill(tensor, 1)
     assert memory.array(tensor).view("int32").tolist() == [[0x01010101] * 3] * 2
-    assert numpy.frombuffer(pinned.buffer, "float32").tolist() == values.flatten().tolist()
+    assert np.frombuffer(pinned.buffer, "float32").tolist() == values.flatten().tolist()
     del tensor, pinned, memory
 
 
@@ -125,9 +125,7 @@ def test_a_driver_that_did_not_survive_a_fork_frees_nothing(driver, fake, in_use
 def test_a_library_without_pools_is_refused(driver):
     """The functions that it lacks are named."""
     found = driver._library.find
-    driver._library.find = lambda name, types=None: (
-        None if "TrimTo" in name else found(name, types)
-    )
+    driver._library.find = lambda name, types=None: None if "TrimTo" in name else found(name, types)
     with pytest.raises(DriverError, match="MemPoolTrimTo"):
         DeviceMemory(driver=driver)
 

@@ -57,7 +57,9 @@ class PoolCalls(NamedTuple):
 class PoolDriver(Protocol):
     """What a pool asks of its driver."""
 
-    backend: Any
+    @property
+    def backend(self) -> str:
+        """Whose library it is."""
 
     def check_alive(self) -> None:
         """Raise when this process cannot use the driver any more."""
@@ -99,13 +101,14 @@ class NativePool:
         find: Callable[[str, tuple[object, ...]], Any | None],
     ) -> None:
         self._driver, self._device, self._calls = driver, device, calls
-        self._functions = {name: find(name, types) for name, types in calls.signatures.items()}
-        lacking = sorted(name for name, function in self._functions.items() if function is None)
+        found = {name: find(name, types) for name, types in calls.signatures.items()}
+        lacking = sorted(name for name, function in found.items() if function is None)
         if lacking:
             raise DriverError(
                 f"the library of {driver.backend} lacks {', '.join(lacking)}: update the driver",
                 lacking=lacking,
             )
+        self._functions: dict[str, Any] = found
         self._pool = ctypes.c_void_p()
         wanted = _Properties(_PINNED_ALLOCATION, 0, _ON_DEVICE, device)
         self._do(calls.create, self._pool, ctypes.byref(wanted))
