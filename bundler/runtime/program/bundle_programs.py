@@ -42,7 +42,7 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     read_plan,
 )
-from bundler.runtime.program.program_weights import WeightsSource, bound_weights
+from bundler.runtime.program.program_weights import bound_weights
 from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
 
@@ -56,7 +56,7 @@ def load_program(
     name: str | None = None,
     driver: Driver | None = None,
     constants: Mapping[str, Any] | None = None,
-    weights: WeightsSource | None = None,
+    weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     seed: int | None = None,
     trust: Literal["kernels", "code", "signed"] = "kernels",
     graphs: bool = False,

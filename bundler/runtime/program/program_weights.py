@@ -25,7 +25,7 @@ from bundler.runtime.program.device_tensors import contiguous
 from bundler.runtime.program.program_inputs import same_strides
 from bundler.runtime.program.program_plan import HOST, ProgramPlan, Weight
 
-WeightsSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _INDEX_SUFFIX = ".index.json"
 _MOST_INDEX_BYTES = 64 << 20
 _LENGTH_BYTES = 8
@@ -83,7 +83,7 @@ class StoredTensor(NamedTuple):
         return _ELEMENTS[self.type][0] or self.type
 
 
-def stored_tensors(source: WeightsSource) -> dict[str, StoredTensor]:
+def stored_tensors(source: _Source) -> dict[str, StoredTensor]:
     """Return what is in files of safetensors, by name; of two files, the latter's.
 
     Args:
@@ -214,7 +214,7 @@ def check_weights(
 
 
 def bound_weights(
-    plan: ProgramPlan, source: WeightsSource, memory: Any, given: Mapping[str, Any]
+    plan: ProgramPlan, source: _Source, memory: Any, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the constants of a program, each copied to the device once.
 
