@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
-from bundler.errors import NotFound, OutOfDeviceMemory  # noqa: E402
+from bundler.errors import ConfigError, NotFound, OutOfDeviceMemory  # noqa: E402
 from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
+from bundler.runtime.program.program_weights import bound_weights  # noqa: E402
 from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 
@@ -186,3 +187,37 @@ def test_torch_holds_the_weights_of_a_program_that_calls_it(tmp_path):
     )
     given = torch.randn(2, 8)
     torch.testing.assert_close(program(given)[0], other(given))
+
+
+class Reader(torch.nn.Module):
+    """Reads a number of its own in Python."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([number]))
+        self.bias = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, a):
+        return a * READ(self.scale) + self.bias
+
+
+READ = float
+
+
+@pytest.mark.parametrize("read", [float, torch.Tensor.item, lambda t: t.tolist()[0]])
+def test_a_number_that_python_read_is_that_of_the_file(tmp_path, monkeypatch, read):
+    """The program has it from the module that it was generated of; other weights are refused."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    monkeypatch.setitem(globals(), "READ", read)
+    made = generate(Reader(2.0).requires_grad_(False), [torch.ones(4, 8)])
+    assert list(made.plan.numbers) == ["scale"]
+    memory = DeviceMemory(driver=DryDriver())
+    for number, words in ((2.0, None), (3.0, "weight scale: the module reads its numbers")):
+        path = tmp_path / "w.safetensors"
+        safetensors.save_file(Reader(number).state_dict(), path)
+        if words is None:
+            found = bound_weights(made.plan, path, memory, {})
+            assert [one.shape for one in found.values()] == [(8,)]
+        else:
+            with pytest.raises(ConfigError, match=words):
+                bound_weights(made.plan, path, memory, {})

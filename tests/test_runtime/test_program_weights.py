@@ -231,6 +231,12 @@ def test_a_memory_has_to_take_bytes(file):
         bound_weights(PLAN, file, object(), {})
 
 
+def test_a_program_without_weights_takes_none(memory, file):
+    """As one that was exported, whose parameters are inputs."""
+    with pytest.raises(ConfigError, match="holds no tensor of a module"):
+        bound_weights(plan(), file, memory, {})
+
+
 def test_without_the_library_the_extra_is_named(file, monkeypatch):
     """The package does without it."""
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)

@@ -220,6 +220,8 @@ class ProgramPlan:
             floats, and integers that are made of floats.
         guards: conditions on sizes that hold in every call the program was generated for.
         weights: constant -> what it is.
+        numbers: parameter or buffer of a module -> digest of its bytes, where the function reads
+            its numbers in Python, so that they are in the program.
     """
 
     inputs: tuple[Input, ...]
@@ -232,6 +234,7 @@ class ProgramPlan:
     values: Mapping[str, str] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
     weights: Mapping[str, Weight] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
@@ -307,6 +310,7 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         convert(data.get("values", {}), dict[str, str]),
         convert(data.get("guards", ()), tuple[str, ...]),
         convert(data.get("weights", {}), dict[str, Weight]),
+        convert(data.get("numbers", {}), dict[str, str]),
     )
 
 
@@ -334,9 +338,7 @@ class _PlanCheck:
         self._where = "constants"
         for name in plan.constants:
             self._begin(name, None)
-        for name, weight in plan.weights.items():
-            self._demand(name in plan.constants, "one of the constants", name)
-            self._weight(weight)
+        self._weights()
         for name, entry in plan.kernels.items():
             self._where = f"kernel {name!r:.80}"
             self._kernel(name, entry)
@@ -378,12 +380,19 @@ class _PlanCheck:
         elif item.name:
             self._name(item.name)
 
-    def _weight(self, weight: Weight) -> None:
-        self._spec(weight.spec)
-        self._demand(_reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
-        for name in weight.names:
-            told = 0 < len(name) <= _LONGEST_WEIGHT and name.isprintable()
-            self._demand(told, "the name of a parameter or buffer", name)
+    def _weights(self) -> None:
+        for name, weight in self._plan.weights.items():
+            self._demand(name in self._plan.constants, "one of the constants", name)
+            self._spec(weight.spec)
+            self._demand(_reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
+            for called in weight.names:
+                self._weight_name(called)
+        for name in self._plan.numbers:
+            self._weight_name(name)
+
+    def _weight_name(self, name: str) -> None:
+        told = 0 < len(name) <= _LONGEST_WEIGHT and name.isprintable()
+        self._demand(told, "the name of a parameter or buffer", name)
 
     def _step(self, step: Any) -> None:
         match step:

@@ -20,6 +20,7 @@ from msgspec import Struct, ValidationError
 from msgspec.json import decode
 
 from bundler.errors import ConfigError, FormatError, NotFound
+from bundler.format.digest import digest_text, sha256
 from bundler.project import install
 from bundler.runtime.program.device_tensors import contiguous
 from bundler.runtime.program.program_inputs import same_strides
@@ -226,7 +227,8 @@ def bound_weights(
 
     Raises:
         As `stored_tensors` and `check_weights`, before anything is copied.
-        ConfigError: the memory has no `put_bytes`, or a tensor with two names is two in the file.
+        ConfigError: the memory has no `put_bytes`, a tensor with two names is two in the file, or
+            one has other numbers than the program was generated for, which reads them in Python.
         OutOfDeviceMemory: the device has not so much.
     """
     put = getattr(memory, "put_bytes", None)
@@ -236,8 +238,14 @@ def bound_weights(
             f" {type(memory).__name__}",
             got=type(memory).__name__,
         )
-    found = check_weights(plan, stored_tensors(source), given)
-    files: dict[Path, mmap.mmap] = {}
+    if not plan.constants and not plan.numbers:
+        raise ConfigError(
+            "weights=: the program holds no tensor of a module; those of an ExportedProgram are its"
+            " first inputs"
+        )
+    stored, files = stored_tensors(source), dict[Path, mmap.mmap]()
+    found = check_weights(plan, stored, given)
+    _check_numbers(plan, stored, files)
     bound = dict(given)
     # A graph may hold a tensor twice that a module has once.
     made: dict[tuple[StoredTensor, ...], Any] = {}
@@ -258,6 +266,19 @@ def bound_weights(
         # Views that an error keeps would be in the way of closing: the collector does it then.
         files.clear()
     return bound
+
+
+def _check_numbers(
+    plan: ProgramPlan, stored: Mapping[str, StoredTensor], files: dict[Path, mmap.mmap]
+) -> None:
+    for name, digest in plan.numbers.items():
+        if name in stored and digest_text(sha256(_bytes(stored[name], files))) != digest:
+            raise ConfigError(
+                f"weight {name}: the module reads its numbers in Python (as item() does), so the"
+                " program has those that it was generated with, and the file has others; generate"
+                " it of a module with these weights",
+                name=name,
+            )
 
 
 def _bytes(tensor: StoredTensor, files: dict[Path, mmap.mmap]) -> memoryview:
