@@ -119,7 +119,13 @@ if TYPE_CHECKING:
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers.driver import (
+        DeviceProperties,
+        Driver,
+        Launcher,
+        MemoryPool,
+        Module,
+    )
     from bundler.runtime.launch.drivers.driver_opening import open_driver
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
@@ -130,6 +136,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
     from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
+    from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel, autotune
     from bundler.runtime.tuning.benchmark import Clock, ProfilerClock
@@ -196,6 +203,7 @@ __all__ = [
     "DeviceMemory",
     "DeviceProperties",
     "DeviceStream",
+    "DeviceTensor",
     "Diff",
     "Difference",
     "DigestMismatch",
@@ -237,6 +245,7 @@ __all__ = [
     "LimitExceeded",
     "Limits",
     "LookupTable",
+    "MemoryPool",
     "MergeConflict",
     "Mode",
     "Module",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTED = re.sub(r"\s+", " ", (ROOT / "docs" / "api.md").read_text()).replace("( ", "(")
 CLASSES = (
     *("Handle", "Kernels", "StaticKernel", "LaunchPlan", "Driver"),
-    *("DeviceMemory", "DeviceStream", "PinnedMemory"),
+    *("DeviceMemory", "DeviceStream", "DeviceTensor", "MemoryPool", "PinnedMemory"),
 )
 
 
