@@ -11,7 +11,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
-from bundler.errors import ConfigError, NotFound, OutOfDeviceMemory  # noqa: E402
+from bundler.errors import (  # noqa: E402
+    CannotLaunchStatically,
+    ConfigError,
+    NotFound,
+    OutOfDeviceMemory,
+)
 from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.program_weights import bound_weights  # noqa: E402
@@ -103,7 +108,7 @@ def test_a_program_that_calls_torch_is_refused_when_it_is_loaded(tmp_path):
 
 
 class Net(torch.nn.Module):
-    """Has a shared parameter, one number, a buffer that is not saved, and one that it changes."""
+    """Has a shared parameter, numbers, a buffer that is not saved, and a parameter without use."""
 
     def __init__(self):
         super().__init__()
@@ -111,10 +116,11 @@ class Net(torch.nn.Module):
         self.again = self.norm
         self.scale = torch.nn.Parameter(torch.tensor(2.0))
         self.register_buffer("table", torch.ones(48, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("count", torch.tensor(3.0))
         self.unused = torch.nn.Linear(2, 2)
 
     def forward(self, a):
-        return self.again(a) * self.scale + self.table + EXTRA
+        return self.again(a) * self.scale + self.table / self.count + EXTRA
 
 
 EXTRA = torch.full((48,), 3.0)
@@ -123,6 +129,7 @@ NAMES = {
     ("norm.bias", "again.bias"): ("float32", (48,)),
     ("scale",): ("float32", ()),
     ("table",): ("bfloat16", (48,)),
+    ("count",): ("float32", ()),
 }
 
 
@@ -169,10 +176,25 @@ def test_weights_of_a_file_are_what_kernels_are_launched_with(tmp_path):
     files = [tmp_path / "model.safetensors", tmp_path / "rest.safetensors"]
     program = load_program(bundle, memory=memory, weights=files)
     held = set(memory.pool.live.values())
-    assert (memory.pool.allocations, held) == (5, {4, 96, 192})
+    assert (memory.pool.allocations, held) == (6, {4, 96, 192})
     program(memory.put(np.ones((4, 48), "float32")))
     parameters = b"".join(launch.parameters for launch in driver.launches)
-    assert all(one.to_bytes(8, "little") in parameters for one in [*memory.pool.live][:5])
+    assert all(one.to_bytes(8, "little") in parameters for one in [*memory.pool.live][:6])
+
+
+def test_constants_of_every_library_are_taken(tmp_path):
+    """As inputs are, by their address; what is none is refused when the program is loaded."""
+    net = torch.nn.LayerNorm(48).requires_grad_(False)
+    bundle = generate(net, [torch.ones(4, 48)]).build(["cuda:90"])
+    driver = DryDriver("cuda")
+    given = {"constant0": net.weight, "constant1": np.zeros(48, "float32")}
+    program = load_program(bundle, driver=driver, constants=given)
+    program(np.ones((4, 48), "float32"))
+    parameters = b"".join(launch.parameters for launch in driver.launches)
+    for address in (net.weight.data_ptr(), given["constant1"].ctypes.data):
+        assert address.to_bytes(8, "little") in parameters
+    with pytest.raises(CannotLaunchStatically, match="got list"):
+        load_program(bundle, driver=driver, constants={**given, "constant0": [1.0] * 48})
 
 
 def test_torch_holds_the_weights_of_a_program_that_calls_it(tmp_path):

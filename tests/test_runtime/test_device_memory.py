@@ -155,6 +155,8 @@ def test_bytes_are_set_and_copied(memory):
     assert memory.array(copy).tolist() == [1, -(2**63)]
     with pytest.raises(ConfigError, match="strides"):
         memory.copied(tensor, (1, 2), (2, 1))
+    with pytest.raises(ConfigError, match="got ndarray"):
+        memory.copied(np.ones(2), (2,), (1,))
 
 
 def test_operators_are_refused(memory):
@@ -375,3 +377,26 @@ def test_a_forked_child_frees_nothing(memory, pool):
     assert os.waitpid(child, 0)[1] == 0
     del pinned, stream, tensor
     assert (pool.live, pool.pinned, pool.streams) == ({}, {}, set())
+
+
+@pytest.mark.parametrize(("backend", "default"), [((2, 0), 1), ((10, 0), 0)])
+def test_a_library_is_told_on_which_stream_its_tensor_is_read(backend, default):
+    """So that its work comes first; the default stream has another name with CUDA."""
+    memory = DeviceMemory(driver=DryDriver())
+    told = []
+
+    class Theirs:
+        def __dlpack_device__(self):
+            return backend
+
+        def __dlpack__(self, *, stream):
+            told.append(stream)
+            return held.__dlpack__(stream=-1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(memory.pool), "place", backend)
+        held = memory.allocate("float32", (2,))
+        assert memory.tensor(Theirs()).address == held.address
+        with memory.use(9):
+            memory.tensor(Theirs())
+    assert told == [default, 9]

@@ -304,8 +304,15 @@ class DeviceMemory:
         """Return a tensor's elements in new memory.
 
         Raises:
-            ConfigError: with other strides than the tensor's, which needs a kernel.
+            ConfigError: with other strides than the tensor's, which needs a kernel, or of no
+                device's tensor.
         """
+        if not isinstance(tensor, DeviceTensor):
+            raise ConfigError(
+                f"a copy: expected a tensor of a device, got {type(tensor).__name__}; use"
+                " TorchMemory",
+                got=type(tensor).__name__,
+            )
         if (tuple(sizes), tuple(strides)) != (tensor.shape, tensor.strides):
             raise ConfigError(
                 f"a copy of sizes {tensor.shape}, strides {tensor.strides}: expected these, got"

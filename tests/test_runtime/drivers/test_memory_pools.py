@@ -94,6 +94,19 @@ def test_streams_are_ordered_by_events(driver, fake, in_use):
     assert fake.calls[-1 if driver.backend == "cuda" else -2] == "wait for 77"
 
 
+def test_pinned_memory_is_given_back_after_its_copies(driver, fake, in_use):
+    """The stream of each is waited for first."""
+    memory = DeviceMemory(driver=driver, stream=0x77)
+    pinned, tensor = memory.pinned(4), memory.allocate("int8", (4,))
+    memory.copy(pinned, tensor)
+    with memory.use(0x88):
+        memory.copy(tensor, pinned)
+    fake.forget()
+    del pinned
+    assert [call for call in fake.calls if "wait" in call] == ["wait for 77", "wait for 88"]
+    assert in_use[1] == 0
+
+
 def test_dlpack_tells_the_device_and_orders_the_streams(driver, fake, in_use):
     """The reader's stream waits for ours; the default one has another name with CUDA."""
     memory = DeviceMemory(1, driver=driver)
