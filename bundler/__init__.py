@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         NotFound,
         NoValidConfig,
         OperatorFailed,
+        OutOfDeviceMemory,
         RecordingError,
         StoreFull,
         StoreUnavailable,
@@ -118,7 +119,13 @@ if TYPE_CHECKING:
     from bundler.runtime.grids import Grid
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers.driver import (
+        DeviceProperties,
+        Driver,
+        Launcher,
+        MemoryPool,
+        Module,
+    )
     from bundler.runtime.launch.drivers.driver_opening import open_driver
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
@@ -128,6 +135,8 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
+    from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel, autotune
     from bundler.runtime.tuning.benchmark import Clock, ProfilerClock
@@ -191,7 +200,10 @@ __all__ = [
     "Demand",
     "Descent",
     "DeviceLimits",
+    "DeviceMemory",
     "DeviceProperties",
+    "DeviceStream",
+    "DeviceTensor",
     "Diff",
     "Difference",
     "DigestMismatch",
@@ -233,6 +245,7 @@ __all__ = [
     "LimitExceeded",
     "Limits",
     "LookupTable",
+    "MemoryPool",
     "MergeConflict",
     "Mode",
     "Module",
@@ -243,9 +256,11 @@ __all__ = [
     "Only",
     "Opaque",
     "OperatorFailed",
+    "OutOfDeviceMemory",
     "Parameter",
     "Path",
     "Piece",
+    "PinnedMemory",
     "ProfilerClock",
     "ProgramMemory",
     "ProgramRunner",
@@ -377,6 +392,7 @@ _NAMES_OF_MODULE = {
         "NoValidConfig",
         "NotFound",
         "OperatorFailed",
+        "OutOfDeviceMemory",
         "RecordingError",
         "StoreFull",
         "StoreUnavailable",
@@ -452,7 +468,13 @@ _NAMES_OF_MODULE = {
     "runtime.heuristics.grid_expressions": ("TextGrid",),
     "runtime.launch.bundle_kernels": ("Kernels", "load"),
     "runtime.launch.specialization_match": ("Specialization",),
-    "runtime.launch.drivers.driver": ("DeviceProperties", "Driver", "Launcher", "Module"),
+    "runtime.launch.drivers.driver": (
+        "DeviceProperties",
+        "Driver",
+        "Launcher",
+        "MemoryPool",
+        "Module",
+    ),
     "runtime.launch.drivers.driver_opening": ("open_driver",),
     "runtime.launch.drivers.dry_driver": ("DryDriver",),
     "runtime.launch.handle": ("Handle",),
@@ -461,6 +483,8 @@ _NAMES_OF_MODULE = {
     "runtime.launch.plan_builder": ("build_plan", "can_launch"),
     "runtime.launch.static_kernel": ("StaticKernel",),
     "runtime.program.bundle_programs": ("load_program",),
+    "runtime.program.device_memory": ("DeviceMemory", "DeviceStream", "PinnedMemory"),
+    "runtime.program.device_tensors": ("DeviceTensor",),
     "runtime.program.run": ("ProgramMemory", "ProgramRunner"),
     "runtime.tuning.autotuned_kernel": ("AutotunedKernel", "autotune"),
     "runtime.tuning.benchmark": ("Clock", "ProfilerClock"),

@@ -23,7 +23,8 @@
     ├── StrictModeViolation                a compile happened where none was allowed
     ├── CannotLaunchStatically             a fact that a launch needs is not known
     ├── DriverError                        the GPU's driver refused
-    │   └── DriverUnavailable              there is no driver, no device, or none that survived a fork
+    │   ├── DriverUnavailable              there is no driver, no device, or none that survived a fork
+    │   └── OutOfDeviceMemory (also MemoryError)  a GPU has not so much memory left
     ├── CompileFailed                      a kernel does not compile
     │   ├── WorkerDied                     the process that compiled it died, or had too little memory
     │   └── CompileTimeout (also TimeoutError)  its time ran out
@@ -208,6 +209,14 @@ class DriverUnavailable(DriverError):
     """
 
     code = "driver-unavailable"
+
+
+class OutOfDeviceMemory(DriverError, MemoryError):
+    """A GPU has not so much memory left; `asked`, `free` and `total` are in bytes, `device` is its
+    number.
+    """
+
+    code = "out-of-device-memory"
 
 
 class CompileFailed(BundlerError):

@@ -308,6 +308,7 @@ def _lines(program: ProgramSummary) -> list[tuple[str, str]]:
         ("program", f"{program.name}: {kernels} in {launches}"),
         ("inputs", _listed([str(one) for one in program.inputs])),
         ("sizes", _listed(sizes) if sizes else ""),
+        ("weights", _weights(program)),
         ("constants", _listed(program.constants)),
         ("results", _listed([str(one) for one in program.results])),
         ("memory", memory_words(program)),
@@ -323,9 +324,15 @@ def _lines(program: ProgramSummary) -> list[tuple[str, str]]:
     ]
 
 
+def _weights(program: ProgramSummary) -> str:
+    words = [f"{name} {kind}" for name, kind in program.weights.items()]
+    count = wording.count(len(words), "tensor")
+    return f"{count} of {wording.size(program.weight_bytes)}: {_listed(words)}" if words else ""
+
+
 def memory_words(program: ProgramSummary) -> str:
     """Return how much memory a program allocates."""
-    beside = "beside inputs and constants"
+    beside = "beside inputs, weights and constants"
     if program.memory_bytes is None:
         return f"depends on sizes, {beside}"
     return f"{wording.size(program.memory_bytes)} at its peak, {beside}"

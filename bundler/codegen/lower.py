@@ -60,7 +60,7 @@ from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
 from bundler.codegen.lowerings.view_lowerings import reshaped
-from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
+from bundler.codegen.trace import EXPORTED, MODULE_NAMES, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.program.program_plan import HOST
 
@@ -133,7 +133,8 @@ class LoweredGraph:
             for one that is none of them.
         outputs: a buffer seen through a layout, a size, or None, for each result.
         constants: tensors that the graph holds, by buffer.
-        attributes: where the module has each of these, by buffer.
+        attributes: where the graph's module has each of these, by buffer.
+        names: what the user's module calls each, by buffer.
         hints: symbol of a size -> its value in the example.
         values: name -> expression over sizes that the host computes.
         guards: conditions on sizes that every call of the program is checked by.
@@ -153,6 +154,7 @@ class LoweredGraph:
     outputs: list[Reference | sympy.Expr | None] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
@@ -292,8 +294,9 @@ class _Reader:
             )
         builder, fake = self._graph.builder, node.meta.get("val", value)
         # A number that the graph holds is written into the kernels that use it, unless it changes.
+        # So is none that a module names: other weights have other ones.
         number = number_of(value, fake)
-        if number is not None and not _is_changed(node):
+        if number is not None and not _is_changed(node) and not self._names_of(node):
             dtype = dtype_name(value.dtype)
             tensor = builder.lazy(
                 (), dtype, lambda _: builder.pool.constant(number, dtype), frozenset()
@@ -303,12 +306,18 @@ class _Reader:
             return tensor
         return self._stored_constant(node, value, fake)
 
+    def _names_of(self, node: fx.Node) -> tuple[str, ...]:
+        """Return what the user's module calls a tensor that the graph holds."""
+        names: Mapping[str, tuple[str, ...]] = self._module.meta.get(MODULE_NAMES, {})
+        return names.get(str(node.target), ())
+
     def _stored_constant(
         self, node: fx.Node, value: torch.Tensor, fake: torch.Tensor
     ) -> LazyTensor:
         name = f"constant{len(self._graph.constants)}"
         self._graph.constants[name] = value
         self._graph.attributes[name] = str(node.target)
+        self._graph.names[name] = self._names_of(node)
         stored = self._graph.builder.stored(name, self._layout(fake), "constant")
         return self._bound(stored, fake, None)
 

@@ -311,7 +311,9 @@ def generate(
     if not options.name:
         options = replace(options, name=_name_of(function))
     program = program_of_graph(traced, options)
-    return program if device is None else replace(program, device=device)
+    read = traced.meta.get(tracing.READ_NUMBERS, {})
+    plan = replace(program.plan, numbers=read) if read else program.plan
+    return replace(program, plan=plan, device=program.device if device is None else device)
 
 
 def program_of_graph(

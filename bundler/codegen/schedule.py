@@ -52,6 +52,7 @@ from bundler.runtime.program.program_plan import (
     Size,
     Step,
     TensorSpec,
+    Weight,
 )
 
 # Shorter rows may be held whole, where two passes cost nothing.
@@ -69,6 +70,7 @@ class Graph(Protocol):
     hints: dict[sympy.Symbol, int]
     values: dict[str, str]
     guards: list[str]
+    names: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class _Scheduler:
             dict(sorted(self._limits.items())),
             dict(self._graph.values),
             tuple(self._graph.guards),
+            {
+                name: Weight(self._spec(self._buffers[name].layout), names)
+                for name, names in self._graph.names.items()
+                if name in self._buffers
+            },
         )
         return ScheduledProgram(kernels, plan, tuple(groups))
 

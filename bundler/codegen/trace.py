@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import string_at
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.device_tracing import tracing_for
 from bundler.errors import ConfigError, UnsupportedOperator
+from bundler.format.digest import digest_text, sha256
 from bundler.runtime.program.program_inputs import is_lazy
 from bundler.toolchain.user_frames import recorded_lines
 
@@ -33,6 +36,12 @@ from bundler.toolchain.user_frames import recorded_lines
 RETURNED_INPUTS = "returned_inputs"
 # Key of a graph's `meta`: torch.export made it, so its sizes may be 0 or 1 too.
 EXPORTED = "exported"
+# Key of a graph's `meta`: where the graph holds a tensor -> what the module calls it, several names
+# where it is shared.
+MODULE_NAMES = "module_names"
+# Key of a graph's `meta`: name of a parameter or buffer whose numbers Python read, which are in the
+# graph from then on -> their digest.
+READ_NUMBERS = "read_numbers"
 # Part of torch's message where it cannot trace -> what the user can do.
 _REFUSALS = {
     "symbolic sizes": (
@@ -111,7 +120,45 @@ def trace(
     examples = _apart(example_inputs)
     if device is not None:
         return _traced_for(function, examples, device, dynamic=dynamic)
-    return _traced(function, examples, "symbolic" if dynamic else "fake")
+    traced = _traced(function, examples, "symbolic" if dynamic else "fake")
+    names = _module_names(function)
+    held = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
+    found = {place: names.get(id(attrgetter(place)(traced)), ()) for place in held}
+    traced.meta[MODULE_NAMES] = {place: named for place, named in found.items() if named}
+    traced.meta[READ_NUMBERS] = _read_numbers(function, traced.meta.pop(READ_NUMBERS))
+    return traced
+
+
+def _read_numbers(function: Any, read: frozenset[int]) -> dict[str, str]:
+    """Return the names of a module's tensors among memory that was read, and digests of them."""
+    found = {}
+    for name, tensor in _module_tensors(function):
+        if _storage(tensor) in read:
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            found[name] = digest_text(sha256(string_at(data.data_ptr(), data.numel())))
+    return found
+
+
+def _module_tensors(function: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return a module's parameters and buffers with all their names; also of a method's module."""
+    module = function if isinstance(function, torch.nn.Module) else _owner(function)
+    if module is None:
+        return []
+    listed = (module.named_parameters, module.named_buffers)
+    return [found for names in listed for found in names(remove_duplicate=False)]
+
+
+def _module_names(function: Any) -> dict[int, tuple[str, ...]]:
+    """Return the names of a module's parameters and buffers, by their ids."""
+    names: dict[int, tuple[str, ...]] = {}
+    for name, tensor in _module_tensors(function):
+        names[id(tensor)] = (*names.get(id(tensor), ()), name)
+    return names
+
+
+def _owner(function: Any) -> torch.nn.Module | None:
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def _apart(examples: Sequence[Any]) -> list[Any]:
@@ -148,7 +195,7 @@ def _traced_for(
 ) -> fx.GraphModule:
     """Return the graph for a device, in which the module's own tensors are constants again."""
     named: dict[str, torch.Tensor] = {}
-    called = function
+    called, names = function, _module_names(function)
     if isinstance(function, torch.nn.Module):
         named = {**dict(function.named_parameters()), **dict(function.named_buffers())}
 
@@ -158,15 +205,21 @@ def _traced_for(
 
     with tracing_for(device, dynamic=dynamic) as tracing:
         traced = _traced(called, tracing.faked([*named.values(), *example_inputs]), "real")
+    traced.meta[READ_NUMBERS] = {}  # fake tensors have none
+    traced.meta[MODULE_NAMES] = {
+        f"_tensor_of_module{number}": names[id(tensor)]
+        for number, tensor in enumerate(named.values())
+    }
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for number, (node, tensor) in enumerate(zip(placeholders, named.values(), strict=False)):
-        name = f"_tensor_of_module{number}"
-        traced.register_buffer(name, tensor.detach())
         # Traced as inputs, so that they are fake; in the graph they are constants again.
-        with traced.graph.inserting_before(node):
-            constant = traced.graph.get_attr(name)
-        constant.meta.update(node.meta)
-        node.replace_all_uses_with(constant)
+        if node.users:
+            name = f"_tensor_of_module{number}"
+            traced.register_buffer(name, tensor.detach())
+            with traced.graph.inserting_before(node):
+                constant = traced.graph.get_attr(name)
+            constant.meta.update(node.meta)
+            node.replace_all_uses_with(constant)
         traced.graph.erase_node(node)
     count = len(named)
     views = traced.meta[RETURNED_INPUTS]
@@ -181,6 +234,7 @@ def _traced_for(
 
 def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.GraphModule:
     returned: dict[int, InputView] = {}
+    read: set[int] = set()
 
     # `*inputs`, since make_fx counts parameters, and those with a default may be left out.
     def called(*inputs: Any) -> Any:
@@ -188,6 +242,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         before = {n: _layout(inputs[n]) for n in given.values()}
         with recorded_lines(), _without_jiterator(), _ChangesInPlace() as changes:
             result = function(*inputs)
+        read.update(changes.read)
         for place, leaf in enumerate(tree_leaves(result)):
             # One that is lazily conjugated shares the memory, and has other numbers.
             plain = _is_strided(leaf) and not is_lazy(leaf)
@@ -226,6 +281,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         if isinstance(value, (bool, int, float)):
             node.meta.setdefault("val", value)
     traced.meta[RETURNED_INPUTS] = returned
+    traced.meta[READ_NUMBERS] = frozenset(read)
     return traced
 
 
@@ -238,11 +294,13 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
 
     Attributes:
         reshaped: ids of tensors whose sizes, strides or memory a call changed, as `t_` does.
+        read: what names the memory of tensors whose numbers Python got.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.reshaped: set[int] = set()
+        self.read: set[int] = set()
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
@@ -254,6 +312,8 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
         target: Any = arguments[0] if arguments else None
         if not _is_strided(target):
             return function(*arguments, **keywords)
+        if getattr(function, "__name__", "") in _READING:
+            self.read.add(_storage(target))
         if _resizes_nothing(function, target, arguments[1:], keywords):
             return target
         change = _change_of(function)
@@ -268,6 +328,24 @@ class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not 
         return None if function is torch.Tensor.__setitem__ else target
 
 
+# What gives Python the numbers of a tensor.
+_READING = frozenset(
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__float__",
+        "__int__",
+        "__bool__",
+        "__index__",
+        "__complex__",
+        "__array__",
+        "__dlpack__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+    ]
+)
 # Functions of torch that are one call of cuDNN on a GPU.  torch takes them apart without it: for
 # cuDNN it looks into the memory of the weights, which a traced tensor does not have.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})

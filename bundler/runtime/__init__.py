@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from bundler.runtime.configs import Config
     from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
-    from bundler.runtime.launch.drivers.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers.driver import (
+        DeviceProperties,
+        Driver,
+        Launcher,
+        MemoryPool,
+        Module,
+    )
     from bundler.runtime.launch.drivers.driver_opening import open_driver
     from bundler.runtime.launch.drivers.dry_driver import DryDriver
     from bundler.runtime.launch.handle import Handle
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
+    from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import ProfilerClock
@@ -42,7 +50,10 @@ __all__ = [
     "Config",
     "Descent",
     "DeviceLimits",
+    "DeviceMemory",
     "DeviceProperties",
+    "DeviceStream",
+    "DeviceTensor",
     "Driver",
     "DryDriver",
     "Handle",
@@ -51,8 +62,10 @@ __all__ = [
     "LaunchPlan",
     "Launcher",
     "LookupTable",
+    "MemoryPool",
     "Module",
     "Parameter",
+    "PinnedMemory",
     "ProfilerClock",
     "ProgramMemory",
     "ProgramRunner",

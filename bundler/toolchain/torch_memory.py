@@ -144,6 +144,14 @@ class TorchMemory:
         """Return a new int64 tensor that holds these numbers."""
         return self._torch.tensor(list(numbers), dtype=self._torch.int64, device=self._device)
 
+    def put_bytes(self, data: Any, dtype: str, sizes: tuple[int, ...]) -> Any:
+        """Copy the bytes of a tensor that lies row by row, from a writable buffer."""
+        made = self._torch.empty(sizes, dtype=getattr(self._torch, dtype), device=self._device)
+        if made.numel():
+            flat = made.reshape(-1).view(self._torch.uint8)
+            flat.copy_(self._torch.frombuffer(data, dtype=self._torch.uint8))
+        return made
+
     def seeds(self, count: int) -> Any:
         """Return seeds of random numbers from torch's default generator of the device, which
         `torch.manual_seed` sets.

@@ -26,6 +26,18 @@ def product(a, b):
     return torch.relu(a @ b)
 
 
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(x) + SHIFT
+
+
+SHIFT = torch.ones(8)
+
+
 def example_inputs():
     return torch.zeros(4, 8), torch.zeros(8, 2)
 """
@@ -57,12 +69,34 @@ def test_what_a_program_needs_is_told(cli, module):
     assert lines["inputs"] == "float32[4, 8], float32[8, 2]"
     assert lines["constants"] == "none"
     assert lines["results"] == "float32[4, 2]"
-    assert lines["memory"] == "32 B at its peak, beside inputs and constants"
+    assert lines["memory"] == "32 B at its peak, beside inputs, weights and constants"
     assert lines["needs torch"] == "aten.mm.default"
     assert lines["targets"] == "none yet"
     told = json.loads(cli("generate", f"{module}:product", "--show", "--json").stdout)["program"]
     assert [value["type"] for value in told["inputs"]] == ["float32[4, 8]", "float32[8, 2]"]
     assert (told["memory_bytes"], told["operators"]) == (32, ["aten.mm.default"])
+
+
+def test_the_weights_of_a_module_are_told_and_compared(cli, module, tmp_path):
+    """A class is made without arguments; a file is compared before anything is built."""
+    words = ("generate", f"{module}:Net", "--input", "float32[4,8]", "--show")
+    shown = cli(*words).stdout
+    lines = dict(re.findall(r"^([a-z ]+?)  +(.*)$", shown, re.MULTILINE))
+    assert lines["weights"] == "2 tensors of 64 B: norm.weight float32[8], norm.bias float32[8]"
+    assert lines["constants"] == "constant2"
+    told = json.loads(cli(*words, "--json").stdout)["program"]
+    assert told["weights"] == {"norm.weight": "float32[8]", "norm.bias": "float32[8]"}
+    assert (told["weight_bytes"], told["constants"]) == (64, ["constant2"])
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch = pytest.importorskip("torch")
+    found = {"norm.weight": torch.ones(8), "norm.bias": torch.ones(8, dtype=torch.bfloat16)}
+    safetensors.save_file(found, tmp_path / "wrong.safetensors")
+    wrong = cli(*words, "--weights", tmp_path / "wrong.safetensors")
+    assert wrong.exit_code != 0
+    assert "norm.bias: expected float32[8], got bfloat16[8]" in " ".join(wrong.output.split())
+    found["norm.bias"] = torch.ones(8)
+    safetensors.save_file(found, tmp_path / "right.safetensors")
+    assert cli(*words, "--weights", tmp_path / "right.safetensors").exit_code == 0
 
 
 @pytest.mark.slow

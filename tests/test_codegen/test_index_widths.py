@@ -154,6 +154,7 @@ def test_a_float_in_an_address_becomes_an_integer_of_its_width(size, expected):
                 hints={},
                 values={},
                 guards=[],
+                names={},
             )
         )
     )

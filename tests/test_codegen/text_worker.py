@@ -84,6 +84,7 @@ for make in (softmax, transposed, columns, changing):
         changed=(),
         values={},
         guards=(),
+        names={},
     )
     built = schedule_program(graph, lambda _: True)
     digest.update(

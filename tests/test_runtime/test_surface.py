@@ -11,7 +11,10 @@ import bundler.runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTED = re.sub(r"\s+", " ", (ROOT / "docs" / "api.md").read_text()).replace("( ", "(")
-CLASSES = ("Handle", "Kernels", "StaticKernel", "LaunchPlan", "Driver")
+CLASSES = (
+    *("Handle", "Kernels", "StaticKernel", "LaunchPlan", "Driver"),
+    *("DeviceMemory", "DeviceStream", "DeviceTensor", "MemoryPool", "PinnedMemory"),
+)
 
 
 def _signature(name, function):

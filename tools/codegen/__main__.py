@@ -21,6 +21,7 @@ PROGRAMS = {
     "graph-calls": "what a call costs that is one CUDA graph, beside Inductor's",
     "graph-keys": "whether the key of a graph, by which a second process finds its program, says all",
     "judges": "models, random programs and suites on all GPUs of a machine, and a result of each",
+    "memory-check": "memory of a GPU without torch: 10,000 calls, other libraries, no leak, weights",
     "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
     "models": "whole models of transformers and timm on a GPU, beside eager mode and Inductor",
     "random-graphs": "random functions at real sizes on a GPU, beside torch",

@@ -19,11 +19,10 @@ from typing import Any
 
 from bundler import Bundle
 from bundler.runtime.program.bundle_programs import load_program
-from bundler.runtime.program.program_plan import OperatorStep
-from tools.codegen.device_memory import DeviceMemory
+from bundler.runtime.program.device_memory import DeviceMemory
+from bundler.runtime.program.program_summary import programs_of
 
 BANNED = ("torch", "triton")
-_MEMORY_BYTES = 8 << 30
 
 
 def main() -> int:
@@ -58,14 +57,14 @@ Replayed = tuple[float, dict[str, float], int, list[str]]
 def _alone(paths: list[Path]) -> Replayed:
     # None is how Python says that a module is not there
     sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]
-    memory = DeviceMemory(_MEMORY_BYTES)
+    memory = DeviceMemory()
 
     def zeros(spec: Any) -> Any:
         made = memory.allocate(spec.dtype, spec.sizes, spec.strides)
         memory.fill(made)
         return made
 
-    return _replayed(paths, memory, zeros, memory.synchronize, memory.reset)
+    return _replayed(paths, memory, zeros, memory.synchronize)
 
 
 def _beside_torch(paths: list[Path]) -> Replayed:
@@ -79,7 +78,7 @@ def _beside_torch(paths: list[Path]) -> Replayed:
         )
 
     torch.cuda.synchronize()
-    return _replayed(paths, TorchMemory("cuda"), zeros, torch.cuda.synchronize, lambda: None)
+    return _replayed(paths, TorchMemory("cuda"), zeros, torch.cuda.synchronize)
 
 
 def _replayed(
@@ -87,7 +86,6 @@ def _replayed(
     memory: Any,
     zeros: Callable[[Any], Any],
     wait: Callable[[], None],
-    reset: Callable[[], None],
 ) -> Replayed:
     seconds: dict[str, float] = {}
     kernels, skipped = 0, []
@@ -95,16 +93,13 @@ def _replayed(
     for path in paths:
         began = time.monotonic()
         bundle = Bundle.load(path)
-        program = load_program(bundle, memory=memory)
-        if isinstance(memory, DeviceMemory) and any(
-            isinstance(step, OperatorStep) for step in program.plan.steps
-        ):
+        if isinstance(memory, DeviceMemory) and programs_of(bundle)[0].operators:
             skipped.append(path.stem)  # it calls operators, which only torch has
             continue
+        program = load_program(bundle, memory=memory)
         kernels += len(program.plan.kernels)
         program(*(zeros(given.spec) for given in program.plan.inputs))
         wait()
-        reset()
         seconds[path.stem] = time.monotonic() - began
     return time.monotonic() - started, seconds, kernels, skipped
 

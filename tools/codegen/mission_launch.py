@@ -21,32 +21,30 @@ sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]
 
 from bundler import Bundle  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
-from bundler.runtime.program.program_plan import OperatorStep  # noqa: E402
-from tools.codegen.device_memory import DeviceMemory  # noqa: E402
+from bundler.runtime.program.device_memory import DeviceMemory  # noqa: E402
+from bundler.runtime.program.program_summary import programs_of  # noqa: E402
 from tools.codegen.plain_inputs import arrays  # noqa: E402
-
-_MEMORY_BYTES = 8 << 30
 
 
 def main() -> int:
     """Launch each program."""
     bundles, outputs, *names = sys.argv[1:]
-    memory = DeviceMemory(_MEMORY_BYTES)
+    memory = DeviceMemory()
     graphs: dict[str, dict[str, Any]] = {}
     skipped = []
     for path in sorted(Path(bundles).glob("*.tbundle")):
         if names and path.stem not in names:
             continue
-        program = load_program(Bundle.load(path), memory=memory)
-        if any(isinstance(step, OperatorStep) for step in program.plan.steps):
+        bundle = Bundle.load(path)
+        if programs_of(bundle)[0].operators:
             skipped.append(path.stem)
             continue
+        program = load_program(bundle, memory=memory)
         try:
             graphs[path.stem] = _launched(path.stem, program, memory, Path(outputs))
         # One program that fails must not hide the others.
         except Exception as error:  # noqa: BLE001
             graphs[path.stem] = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        memory.reset()
     print(
         json.dumps(
             {

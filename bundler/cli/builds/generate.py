@@ -28,6 +28,7 @@ from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.format.entries import Target
 from bundler.project import install
 from bundler.runtime.program.program_summary import programs_of, summary_of
+from bundler.runtime.program.program_weights import check_weights, stored_tensors
 from bundler.toolchain.torch_memory import example_tensor, random_example
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ _INPUTS = "example_inputs"
     "What the program is called in the bundle; without it as the function is.",
     default="",
 )
+@repeated(
+    "--weights FILE",
+    "weights",
+    "A file of safetensors, or its index: compare what the module needs with what is there.",
+)
 @flag("--show", "Print the generated kernels.")
 @flag(
     "--verify",
@@ -70,6 +76,7 @@ def generate_command(
     inputs: tuple[str, ...],
     targets: tuple[Target, ...],
     output: str | None,
+    weights: tuple[str, ...],
     show: bool,
     verify: bool,
     debug: bool,
@@ -80,7 +87,9 @@ def generate_command(
 
     MODULE is a file or a dotted name of a Python module, which is imported. Operators that no
     kernel is generated for are called as they are when the program runs, and listed. With --verify
-    each --input has random numbers, of floats, and lies on the GPU where there is one.
+    each --input has random numbers, of floats, and lies on the GPU where there is one. FUNCTION may
+    be a torch.nn.Module, or a class of one that takes no arguments; which parameters and buffers
+    the program needs is in the bundle, and printed.
     """
     if bool(targets) != (output is not None):
         raise click.UsageError("give --target and -o together, or neither with --show")
@@ -92,6 +101,7 @@ def generate_command(
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
         target = targets[0] if targets else Target("cuda", "90")
         program = _generated(function, inputs, target, verify=verify, **options)
+    _compare_weights(program, weights)
     if show and not screen.as_json:
         for kernel, source in program.sources.items():
             screen.line(kernel, style="bold")
@@ -123,6 +133,14 @@ def generate_command(
         show_programs(screen, summaries)
     facts["program"] = dataclasses.asdict(summaries[0])
     screen.finish(facts)
+
+
+def _compare_weights(program: Program, files: Sequence[str]) -> None:
+    """Raise where files lack what the program's module names, or have it otherwise."""
+    if files:
+        plan = program.plan
+        others = [name for name in plan.constants if not plan.weights[name].names]
+        check_weights(plan, stored_tensors(files), dict.fromkeys(others))
 
 
 @contextlib.contextmanager
@@ -162,6 +180,8 @@ def _generated(
     function = getattr(module, function_name, None)
     if not callable(function):
         raise NotFound(f"{module_name} has no function {function_name!r}", name=function_name)
+    if isinstance(function, type) and hasattr(function, "named_parameters"):
+        function = function()
     made = random_example if verify else example_tensor
     values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
     options = GenerateOptions(name=name, verify=verify)

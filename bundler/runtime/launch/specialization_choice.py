@@ -131,7 +131,10 @@ class CallShape:
     def __init__(
         self, group: Group, call: Call, seen: Sequence[ArgumentType], open_at: Sequence[int]
     ) -> None:
-        self._group, self._call, self._seen, self._open_at = group, call, seen, tuple(open_at)
+        # Without its tensors, whose memory would stay as long as the kernel.
+        values = tuple(map(_constants_of, call.values, seen))
+        self._call = Call(values, call.options)
+        self._group, self._seen, self._open_at = group, seen, tuple(open_at)
         self._marks = [called_mark(one) for one in seen]
         for index in open_at:
             self._marks[index] = _OPEN
@@ -180,6 +183,14 @@ class CallShape:
             differences = specialization.differences(self._call, self._seen, besides=self._open_at)
             fits = self._fits[profile] = next(differences, None) is None
         return fits
+
+
+def _constants_of(value: Any, seen: ArgumentType) -> Any:
+    """Return of an argument what calls are compared by beside its type: constants."""
+    if isinstance(seen.type, tuple):
+        inside = map(ArgumentType, seen.type, seen.key)
+        return tuple(map(_constants_of, value, inside))
+    return value if seen.type == CONSTEXPR else None
 
 
 def _type_mark(kind: Value) -> Mark:

@@ -31,6 +31,7 @@ from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.program.allowed_operators import unlisted
+from bundler.runtime.program.device_memory import DeviceMemory
 from bundler.runtime.program.device_tensors import DeviceTensor, span
 from bundler.runtime.program.graph_replay import GraphRunner
 from bundler.runtime.program.operator_arguments import ArgumentRefused, check_arguments
@@ -41,6 +42,7 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     read_plan,
 )
+from bundler.runtime.program.program_weights import bound_weights
 from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
 
@@ -50,10 +52,11 @@ _SHOWN = 400
 def load_program(
     bundle: Bundle | str | os.PathLike[str],
     *,
-    memory: ProgramMemory,
+    memory: ProgramMemory | None = None,
     name: str | None = None,
     driver: Driver | None = None,
     constants: Mapping[str, Any] | None = None,
+    weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     seed: int | None = None,
     trust: Literal["kernels", "code", "signed"] = "kernels",
     graphs: bool = False,
@@ -62,10 +65,13 @@ def load_program(
 
     Args:
         bundle: an open bundle, or the path of one.
-        memory: where its tensors come from.
+        memory: where its tensors come from; None makes a `DeviceMemory` of the first GPU.
         name: of the program; None where the bundle has one only.
-        driver: which GPUs to use; None opens that of the machine.
+        driver: which GPUs to use; None takes the memory's, else opens that of the machine.
         constants: tensors that the program holds, by name.
+        weights: a file of safetensors, an index of such (`*.index.json`), or several, that has the
+            other constants by the names of the module's parameters and buffers; each is copied to
+            the device once.  What else is in a file is left alone.
         seed: of its random numbers: equal seeds give equal numbers in the first call, in the
             second, and so on. None: other numbers in each process.
         trust: `code` for a program that calls operators of your own or of other libraries, which
@@ -75,9 +81,10 @@ def load_program(
             results that it would write over; the memory is a `TorchMemory` then.
 
     Raises:
-        ConfigError: graphs of a memory that is not torch's.
-        NotFound: the bundle has no such program, none of its kernels is for the device, or no
-            library registers an operator that it calls.
+        ConfigError: graphs of a memory that is not torch's; a weight has another dtype or shape
+            than the program's.
+        NotFound: the bundle has no such program, none of its kernels is for the device, no library
+            registers an operator that it calls, or a weight is not there.
         FormatError, DigestMismatch: the bundle or the plan in it is damaged.
         Untrusted: it calls operators that need trust in code, or a signature is required that is
             not there.
@@ -100,7 +107,12 @@ def load_program(
             " as code",
             operators=others,
         )
+    if memory is None:
+        memory, driver = DeviceMemory(driver=driver), None
+    driver = driver or getattr(memory, "driver", None)
     _find_operators(plan, memory)
+    if weights is not None:
+        constants = bound_weights(plan, weights, memory, constants or {})
     checked = CheckedMemory(memory, trusted=code)
     seeds = SeedStream(memory, seed)
     runner = GraphRunner if graphs else ProgramRunner
@@ -167,6 +179,8 @@ class CheckedMemory:
         self.integers: Any = getattr(memory, "integers", None)
         self.copied: Any = getattr(memory, "copied", None)
         self.graphs: Any = getattr(memory, "graphs", None)
+        # Of a memory that takes tensors of every library as its own.
+        self.tensor: Any = getattr(memory, "tensor", None)
         self.current_device: Any = getattr(memory, "current_device", nullcontext)
 
     def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:

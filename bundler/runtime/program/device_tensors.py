@@ -12,13 +12,16 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.program import dlpack
 
+#: How libraries name the default stream of CUDA, whose own number is 0.
+LEGACY_STREAM = 1
 # Elements as torch names them -> what arrays call them, by kind and size in bytes, and how `struct`
 # reads them.
 _ELEMENTS = {
@@ -35,19 +38,14 @@ _ELEMENTS = {
     "uint8": ("u1", "B"),
     "bool": ("b1", "?"),
 }
-_TYPES = {name: dtype for dtype, (name, _) in _ELEMENTS.items()}
-_BYTES = {dtype: int(name[1:]) for name, dtype in _TYPES.items()}
-_BYTES |= {"bfloat16": 2, "complex128": 16, "complex64": 8, "complex32": 4}
-# Where kernels of a GPU find memory: CUDA, ROCm, host memory that CUDA or ROCm pinned, managed
-# memory.
-_DEVICES = frozenset({2, 3, 10, 11, 13})
-_HOST = 1
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
-_BOOL = 6
-_FLOAT8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz"}
-_NAME = b"dltensor"
+#: What arrays call elements, by kind and size in bytes -> as torch names them, and the other way.
+TYPES = {name: dtype for dtype, (name, _) in _ELEMENTS.items()}
+TYPES |= {"c16": "complex128", "c8": "complex64"}
+ARRAY_NAMES = {dtype: name for name, dtype in TYPES.items()}
+_BYTES = {dtype: int(name[1:]) for dtype, name in ARRAY_NAMES.items()}
+_BYTES |= {"bfloat16": 2, "complex32": 4}
 #: Elements that tensors of a program may have.
-DTYPES = frozenset({*_BYTES, *_FLOAT8.values(), "float8_e8m0fnu"})
+DTYPES = frozenset({*_BYTES, *dlpack.FLOAT8})
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
@@ -71,6 +69,7 @@ class DeviceTensor:
         dtype: as torch names it.
         shape, strides: in elements.
         owner: what keeps the memory.
+        memory: a `DeviceMemory` that it is of, without which no library is given it by DLPack.
     """
 
     address: int
@@ -78,6 +77,7 @@ class DeviceTensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     owner: Any = field(default=None, repr=False, compare=False)
+    memory: Any = field(default=None, repr=False, compare=False)
 
     def data_ptr(self) -> int:
         """Return the address, as torch's tensors do."""
@@ -90,25 +90,67 @@ class DeviceTensor:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         size = item_bytes(self.dtype)
-        if self.dtype not in _ELEMENTS:
+        if self.dtype not in ARRAY_NAMES:
             raise AttributeError(f"arrays have no name for {self.dtype}")
-        name, _ = _ELEMENTS[self.dtype]
+        if self.memory is not None and self.memory.place[0] == dlpack.HOST:
+            raise AttributeError("the memory is the host's")
+        name = ARRAY_NAMES[self.dtype]
         return {
             "shape": self.shape,
             "strides": tuple(stride * size for stride in self.strides),
             "typestr": f"|{name}" if size == 1 else f"<{name}",
             "data": (self.address, False),
             "version": 3,
+            # On which the memory is written: who reads it on another one waits for it.
+            "stream": None if self.memory is None else self.memory.stream or LEGACY_STREAM,
         }
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the kind and the number of the device, as DLPack has them."""
+        return self._shared_by().place  # type: ignore[no-any-return]  # of `memory`, an Any
 
-def device_tensor(value: Any, *, host: bool = False) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule with which another library reads the memory.
+
+        Args:
+            stream: on which it reads: what was launched so far comes before.
+            max_version: of DLPack that the library knows; a capsule is of the first, which all do.
+            dl_device: where it wants the memory.
+            copy: whether it has to be one.
+
+        Raises:
+            BufferError: the memory is no `DeviceMemory`'s, or would have to be copied.
+        """
+        memory = self._shared_by()
+        if copy or dl_device not in {None, memory.place}:
+            raise BufferError("the memory is passed on where it is, and not copied")
+        memory.order_before(stream)
+        bits = 8 * item_bytes(self.dtype)
+        return dlpack.capsule_of(
+            self, self.address, self.dtype, bits, self.shape, self.strides, memory.place
+        )
+
+    def _shared_by(self) -> Any:
+        if self.memory is None:
+            raise BufferError("nobody knows on which device this memory is: it came by its address")
+        return self.memory
+
+
+def device_tensor(value: Any, *, host: bool = False, **stream: int) -> Any:
     """Return a value as a launch takes it: torch's tensors as they are, others by
     `__cuda_array_interface__` or DLPack.
 
     Args:
         value: of any library.
         host: take memory of the host too, for kernels that no GPU runs.
+        stream: on which it is read, for libraries that have DLPack.
 
     Raises:
         CannotLaunchStatically: it is no tensor of a device, or of an element type that no kernel
@@ -118,15 +160,24 @@ def device_tensor(value: Any, *, host: bool = False) -> Any:
         return value
     described = getattr(value, "__cuda_array_interface__", None)
     if described is None and hasattr(value, "__dlpack__"):
-        return _dlpack_tensor(value, host=host)
+        return _dlpack_tensor(value, host=host, **stream)
     if described is None:
         raise CannotLaunchStatically(
             "an input of the program: expected a tensor of a device, with data_ptr,"
             f" __cuda_array_interface__ or __dlpack__, got {type(value).__name__}",
             got=type(value).__name__,
         )
+    return array_tensor(value, described)
+
+
+def array_tensor(value: Any, described: Mapping[str, Any]) -> DeviceTensor:
+    """Return what an array interface describes: `__cuda_array_interface__`, or numpy's for the host.
+
+    Raises:
+        CannotLaunchStatically: no kernel takes such elements.
+    """
     code = str(described["typestr"])
-    dtype = _TYPES.get(code[1:])
+    dtype = TYPES.get(code[1:])
     if dtype is None or code[0] == ">":
         raise CannotLaunchStatically(
             f"an input of the program: no kernel takes elements of type {code}", got=code
@@ -181,68 +232,37 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
-class _Device(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("number", ctypes.c_int32))
-
-
-class _Type(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("rank", ctypes.c_int32),
-        ("dtype", _Type),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("offset", ctypes.c_uint64),
-    )
-
-
-def _dlpack_tensor(value: Any, *, host: bool) -> DeviceTensor:
+def _dlpack_tensor(value: Any, *, host: bool, **stream: int) -> DeviceTensor:
     """Return a tensor that a capsule of DLPack describes.
 
     Args:
         value: has `__dlpack__`.
         host: take memory of the host too, which kernels of a GPU cannot read.
+        stream: on which it is read, for libraries that order their work before that.
 
     Raises:
         CannotLaunchStatically: its memory is no device's, or no kernel takes its elements.
     """
-    capsule = value.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    kind = type(value).__name__
     try:
-        found = _Tensor.from_address(pointer(capsule, _NAME))
-    except ValueError as error:  # a capsule of another name
+        capsule = value.__dlpack__(**stream)
+        found = dlpack.described(capsule)
+    # A capsule of another name; what cannot be passed on, such as a lazy conjugate.
+    except (ValueError, BufferError) as error:
         raise CannotLaunchStatically(
-            f"an input of the program: {type(value).__name__}.__dlpack__() gives no tensor: {error}"
+            f"an input of the program: {kind}.__dlpack__() gives no tensor: {error}"
         ) from error
-    kind = found.device.type
-    if kind not in _DEVICES and not (host and kind == _HOST):
+    place = found.device[0]
+    if place not in dlpack.DEVICES and not (host and place == dlpack.HOST):
         raise CannotLaunchStatically(
-            f"an input of the program: {type(value).__name__} lies in memory of DLPack's device"
-            f" type {kind}, expected a GPU's; copy it there first",
-            got=kind,
+            f"an input of the program: {kind} lies in memory of DLPack's device type {place},"
+            " expected a GPU's; copy it there first",
+            got=place,
         )
-    shape = tuple(found.shape[: found.rank])
-    strides = tuple(found.strides[: found.rank]) if found.strides else contiguous(shape)
-    address = (found.data or 0) + found.offset
-    return DeviceTensor(address, _dtype(found.dtype), shape, strides, (value, capsule))
-
-
-def _dtype(kind: _Type) -> str:
-    if kind.lanes == 1 and kind.code == _BOOL:
-        return "bool"
-    name = _FLOAT8.get(kind.code) or (
-        f"{_KINDS[kind.code]}{kind.bits}" if kind.code in _KINDS else None
-    )
-    if name is None or kind.lanes != 1:
+    if found.dtype is None:
         raise CannotLaunchStatically(
-            f"an input of the program: no kernel takes elements of DLPack's type {kind.code} with"
-            f" {kind.lanes} times {kind.bits} bits",
-            got=kind.code,
+            f"an input of the program: no kernel takes elements of DLPack's type {found.type}",
+            got=found.type,
         )
-    return name
+    strides = contiguous(found.shape) if found.strides is None else found.strides
+    return DeviceTensor(found.address, found.dtype, found.shape, strides, (value, capsule))

@@ -9,8 +9,9 @@ wrong memory for others.  `run` asks before each call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -60,14 +61,23 @@ class ProgramInputs:
         host: take tensors of the host.
         device: where tensors have to be, as their `device` says; None looks at no device.
         separate: refuse inputs that share memory with one that the program changes.
+        take: makes a tensor as launches take it of one of any library; None for `device_tensor`,
+            which takes torch's as they are.
     """
 
     def __init__(
-        self, plan: ProgramPlan, *, host: bool, device: Any = None, separate: bool = True
+        self,
+        plan: ProgramPlan,
+        *,
+        host: bool,
+        device: Any = None,
+        separate: bool = True,
+        take: Callable[[Any], Any] | None = None,
     ) -> None:
         self._inputs, self._places, self._limits = plan.inputs, plan.sizes, plan.limits
         self._guards, self._values = plan.guards, plan.values
-        self._host, self._device = host, device
+        self._device, self._is_torchs = device, take is None
+        self._take = take or partial(device_tensor, host=host)
         self._read = frozenset(read_by_kernels(plan))
         self._tensors = [number for number, item in enumerate(plan.inputs) if item.spec is not None]
         self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
@@ -88,10 +98,12 @@ class ProgramInputs:
                 f"the program takes {len(self._inputs)} inputs, got {len(inputs)}", got=len(inputs)
             )
         values = list(inputs)
-        try:
-            known = self._known.get(self._key(inputs))
-        except AttributeError:  # one is no tensor of torch, which alone are taken as they are
-            known = None
+        known = None
+        if self._is_torchs:
+            try:
+                known = self._known.get(self._key(inputs))
+            except AttributeError:  # one is no tensor of torch, which alone are taken as they are
+                known = None
         if known is None:
             values, known = self._met(inputs)
         if self._apart:
@@ -137,7 +149,7 @@ class ProgramInputs:
         return values, known
 
     def _tensor(self, spec: TensorSpec, value: Any) -> Any:
-        return host_tensor(value) if spec.device == HOST else device_tensor(value, host=self._host)
+        return host_tensor(value) if spec.device == HOST else self._take(value)
 
     def may_be_anywhere(self, name: str, dtype: str, sizes: Sequence[int]) -> bool:
         """Whether a tensor may lie on another device than traced.

@@ -185,6 +185,25 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """What a constant is.
+
+    Attributes:
+        spec: dtype, sizes and strides, all of them numbers.
+        names: of the parameter or buffer in the module, more than one where it is shared; none of
+            another tensor.
+    """
+
+    spec: TensorSpec
+    names: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides."""
+        return tuple(map(int, self.spec.sizes)), tuple(map(int, self.spec.strides))
+
+
+@dataclass(frozen=True)
 class ProgramPlan:
     """A program.
 
@@ -200,6 +219,9 @@ class ProgramPlan:
         values: name -> expression over sizes, as `host_values` evaluates it, once in each call:
             floats, and integers that are made of floats.
         guards: conditions on sizes that hold in every call the program was generated for.
+        weights: constant -> what it is.
+        numbers: parameter or buffer of a module -> digest of its bytes, where the function reads
+            its numbers in Python, so that they are in the program.
     """
 
     inputs: tuple[Input, ...]
@@ -211,6 +233,8 @@ class ProgramPlan:
     limits: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
@@ -227,6 +251,7 @@ _STEPS: Mapping[str, type[Step]] = {
 _OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
+_LONGEST_WEIGHT = 1024
 _LARGEST = 2**63 - 1
 _MOST_BLOCK, _MOST_WARPS, _MOST_STAGES = 1 << 20, 64, 64
 _OPTIONS = frozenset({"waves_per_eu"})
@@ -284,6 +309,8 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         convert(data.get("limits", {}), dict[str, int]),
         convert(data.get("values", {}), dict[str, str]),
         convert(data.get("guards", ()), tuple[str, ...]),
+        convert(data.get("weights", {}), dict[str, Weight]),
+        convert(data.get("numbers", {}), dict[str, str]),
     )
 
 
@@ -311,6 +338,7 @@ class _PlanCheck:
         self._where = "constants"
         for name in plan.constants:
             self._begin(name, None)
+        self._weights()
         for name, entry in plan.kernels.items():
             self._where = f"kernel {name!r:.80}"
             self._kernel(name, entry)
@@ -351,6 +379,20 @@ class _PlanCheck:
             self._begin(item.name, item.spec)
         elif item.name:
             self._name(item.name)
+
+    def _weights(self) -> None:
+        for name, weight in self._plan.weights.items():
+            self._demand(name in self._plan.constants, "one of the constants", name)
+            self._spec(weight.spec)
+            self._demand(_reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
+            for called in weight.names:
+                self._weight_name(called)
+        for name in self._plan.numbers:
+            self._weight_name(name)
+
+    def _weight_name(self, name: str) -> None:
+        told = 0 < len(name) <= _LONGEST_WEIGHT and name.isprintable()
+        self._demand(told, "the name of a parameter or buffer", name)
 
     def _step(self, step: Any) -> None:
         match step:

@@ -65,7 +65,7 @@ class ProgramSummary:
     Attributes:
         name: of the program.
         inputs, results: in their order.
-        constants: names of tensors that it has to be given.
+        constants: names of other tensors that it has to be given.
         sizes: size that changes from call to call -> the input that it is read from, and what is
             known of it.
         memory_bytes: what it allocates at its peak, beside inputs and constants; None where sizes
@@ -76,6 +76,8 @@ class ProgramSummary:
         code: whether it calls operators that need trust in code.
         targets: that all of its kernels were compiled for.
         problem: why nothing is known: the plan is damaged.
+        weights: parameters and buffers of the module: name there -> type.
+        weight_bytes: of these.
     """
 
     name: str
@@ -91,6 +93,8 @@ class ProgramSummary:
     code: bool = False
     targets: tuple[str, ...] = ()
     problem: str | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
+    weight_bytes: int = 0
 
 
 def programs_of(bundle: Bundle) -> list[ProgramSummary]:
@@ -118,11 +122,12 @@ def summary_of(name: str, plan: ProgramPlan) -> ProgramSummary:
     """
     calls = [step.operator for step in plan.steps if isinstance(step, OperatorStep)]
     built = [set(entry.choices) for entry in plan.kernels.values()]
+    named = {constant: one for constant, one in plan.weights.items() if one.names}
     return ProgramSummary(
         name,
         tuple(_input(plan, number, item) for number, item in enumerate(plan.inputs)),
         _results(plan),
-        plan.constants,
+        tuple(name for name in plan.constants if name not in named),
         {size: _place(plan, size) for size in plan.sizes},
         _memory_bytes(plan),
         len(plan.kernels),
@@ -130,6 +135,8 @@ def summary_of(name: str, plan: ProgramPlan) -> ProgramSummary:
         tuple(sorted(set(calls))),
         any(isinstance(step, Seeds) for step in plan.steps),
         targets=tuple(sorted(set.intersection(*built))) if built else (),
+        weights={one.names[0]: str(_tensor(one.spec)) for one in named.values()},
+        weight_bytes=sum(_bytes(one.spec) or 0 for one in named.values()),
     )
 
 

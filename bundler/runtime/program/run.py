@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from bundler.errors import ConfigError
 from bundler.format.digest import sha256
 from bundler.runtime.program.bound_plan import BoundPlan, Environment, input_place
+from bundler.runtime.program.device_tensors import host_tensor
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
     MOST_SIGNATURES,
@@ -24,7 +25,7 @@ from bundler.runtime.program.program_inputs import (
     Signature,
     is_lazy,
 )
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import HOST, ProgramPlan
 
 # From how many seeds to a tensor that holds them.
 SeedSource = Callable[[int], Any]
@@ -140,15 +141,17 @@ class ProgramRunner:
             host=bool(getattr(memory, "host", False)),
             device=getattr(memory, "device", None),
             separate=separate,
+            take=getattr(memory, "tensor", None),
         )
         self._current_device = getattr(memory, "current_device", nullcontext)
         #: Where seeds of random numbers come from.
         self.seeds = seeds or SeedStream(memory)
-        held = {name: _resolved(tensor, memory) for name, tensor in (constants or {}).items()}
+        held = {name: _held(plan, name, one, memory) for name, one in (constants or {}).items()}
         missing = [name for name in plan.constants if name not in held]
         if missing:
             raise ConfigError(
-                f"the program needs the constants {', '.join(missing)}; pass them as constants=",
+                f"the program needs the constants {', '.join(missing)}; pass them as constants=, or"
+                " a file that has them as weights=",
                 missing=missing,
             )
         launcher: Any = launch if hasattr(launch, "bound") else _EachTime(launch)
@@ -258,6 +261,16 @@ class ProgramRunner:
             )
         self.copies += 1
         return copied(value, sizes, strides)
+
+
+def _held(plan: ProgramPlan, name: str, tensor: Any, memory: Any) -> Any:
+    """Return a constant as launches take it."""
+    take = getattr(memory, "tensor", None)
+    if take is None:
+        return _resolved(tensor, memory)
+    weight = plan.weights.get(name)
+    on_host = weight is not None and weight.spec.device == HOST
+    return host_tensor(tensor) if on_host else take(tensor)
 
 
 def _resolved(tensor: Any, memory: Any) -> Any:

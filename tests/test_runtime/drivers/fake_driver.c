@@ -24,6 +24,8 @@ int fake_launches, fake_loaded, fake_unloaded, fake_live_scratch;
 uint64_t fake_scratch_bytes, fake_static_shared, fake_max_threads = 1024;
 /* The sizes of the parameters of the kernel under test, and where they go in `parameters`. */
 int fake_parameter_count;
+/* Memory of a pool is the host's.  What is in use: allocations, pinned memory, streams, events, pools. */
+int fake_in_use[5];
 uint32_t fake_parameter_sizes[MAX_PARAMETERS], fake_parameter_offsets[MAX_PARAMETERS];
 /* The next call of this name fails so. */
 char fake_failing[64];
@@ -111,6 +113,17 @@ static int allocate(uint64_t *address, size_t bytes) {
   return 0;
 }
 
+/* Gives back scratch memory, which is one address for all, or memory of a pool. */
+static int freed(uint64_t address) {
+  if (address == 0xABC100) {
+    fake_live_scratch--;
+    return 0;
+  }
+  free((void *)address);
+  fake_in_use[0]--;
+  return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------------- CUDA */
 
 int cuInit(unsigned flags) { CALL("cuInit"); return 0; }
@@ -183,7 +196,7 @@ int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) {
   CALL("cuMemAllocAsync");
   return allocate(address, bytes);
 }
-int cuMemFreeAsync(uint64_t address, void *stream) { CALL("cuMemFreeAsync"); fake_live_scratch--; return 0; }
+int cuMemFreeAsync(uint64_t address, void *stream) { CALL("cuMemFreeAsync"); return freed(address); }
 /* Writes its arguments where the map would be, so that a test can see them. */
 int cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, uint64_t address, uint64_t *sizes, uint64_t *strides,
                            uint32_t *box, uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
@@ -265,7 +278,7 @@ int hipMallocAsync(uint64_t *address, size_t bytes, void *stream) {
   CALL("hipMallocAsync");
   return allocate(address, bytes);
 }
-int hipFreeAsync(uint64_t address, void *stream) { CALL("hipFreeAsync"); fake_live_scratch--; return 0; }
+int hipFreeAsync(uint64_t address, void *stream) { CALL("hipFreeAsync"); return freed(address); }
 int hipModuleLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                           unsigned shared, void *stream, void **parameters, void **extra) {
   CALL("hipModuleLaunchKernel");
@@ -282,3 +295,109 @@ int hipDrvLaunchKernelEx(const struct config *config, void *f, void **parameters
   CALL("hipDrvLaunchKernelEx");
   return launch_extended(config, f, parameters);
 }
+
+/* -------------------------------------------------------------------------------------------------- Pools of memory */
+
+/* From how many bytes on an allocation fails, and how often a pool was trimmed. */
+uint64_t fake_pool_bytes = 1 << 20;
+int fake_trimmed;
+/* The pool that was made last: its device, and what it keeps. */
+int fake_pool_device;
+uint64_t fake_pool_keeps, fake_copied_on;
+struct pool_properties {
+  int allocation, handles, place, device;
+  void *security;
+  size_t most;
+  unsigned char reserved[56];
+};
+_Static_assert(sizeof(struct pool_properties) == 88, "as both libraries have it");
+
+static int pool_create(void **pool, const struct pool_properties *wanted, uint64_t context) {
+  if (wanted->allocation != 1 || wanted->handles || wanted->place != 1 || wanted->security || wanted->most)
+    return 1;
+  fake_pool_device = wanted->device;
+  *pool = (void *)context;
+  fake_in_use[4]++;
+  return 0;
+}
+static int pool_set(void *pool, int attribute, uint64_t *value) {
+  fake_pool_keeps = attribute == 4 ? *value : 0;
+  return 0;
+}
+static int pool_allocate(void **address, size_t bytes, void *pool, uint64_t context) {
+  if ((uint64_t)pool != context)
+    return 400; /* the thread is on another device */
+  if (bytes > fake_pool_bytes)
+    return 2;
+  *address = malloc(bytes);
+  fake_in_use[0]++;
+  return 0;
+}
+static int pool_trim(void) { fake_trimmed++; return 0; }
+static int pool_info(size_t *left, size_t *total) { *left = 1000; *total = 2000; return 0; }
+static int pin(void **address, size_t bytes, unsigned flags) {
+  *address = malloc(bytes);
+  fake_in_use[1]++;
+  return flags == 1 ? 0 : 1;
+}
+static int unpin(void *address) { free(address); fake_in_use[1]--; return 0; }
+static int copy(void *to, const void *from, size_t bytes, void *stream) {
+  memcpy(to, from, bytes);
+  fake_copied_on = (uint64_t)stream;
+  return 0;
+}
+static int new_handle(void **made, unsigned flags, unsigned expected, int kind) {
+  *made = (void *)(0x500 + 0x10 * (uint64_t)++fake_in_use[kind]);
+  return flags == expected ? 0 : 1;
+}
+static int drop_handle(int kind) { fake_in_use[kind]--; return 0; }
+static int noted(const char *format, uint64_t handle) {
+  char words[64];
+  sprintf(words, format, (unsigned long long)handle);
+  return call(words);
+}
+
+int cuMemPoolCreate(void **pool, const struct pool_properties *wanted) { CALL("cuMemPoolCreate"); return pool_create(pool, wanted, CURRENT); }
+int cuMemPoolDestroy(void *pool) { return drop_handle(4); }
+int cuMemPoolSetAttribute(void *pool, int attribute, uint64_t *value) { return pool_set(pool, attribute, value); }
+int cuMemPoolTrimTo(void *pool, size_t keep) { return pool_trim(); }
+int cuMemAllocFromPoolAsync(void **address, size_t bytes, void *pool, void *stream) {
+  CALL("cuMemAllocFromPoolAsync");
+  return pool_allocate(address, bytes, pool, CURRENT);
+}
+int cuMemGetInfo_v2(size_t *left, size_t *total) { return pool_info(left, total); }
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { return pin(address, bytes, flags); }
+int cuMemFreeHost(void *address) { return unpin(address); }
+int cuMemcpyAsync(void *to, const void *from, size_t bytes, void *stream) { CALL("cuMemcpyAsync"); return copy(to, from, bytes, stream); }
+int cuMemsetD8Async(void *to, unsigned char byte, size_t bytes, void *stream) { memset(to, byte, bytes); return 0; }
+int cuStreamCreate(void **made, unsigned flags) { return new_handle(made, flags, 1, 2); }
+int cuStreamDestroy_v2(void *stream) { return drop_handle(2); }
+int cuStreamSynchronize(void *stream) { return noted("wait for %llx", (uint64_t)stream); }
+int cuEventCreate(void **made, unsigned flags) { return new_handle(made, flags, 2, 3); }
+int cuEventDestroy_v2(void *event) { return drop_handle(3); }
+int cuEventRecord(void *event, void *stream) { return noted("record on %llx", (uint64_t)stream); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return noted("order %llx", (uint64_t)stream); }
+
+int hipMemPoolCreate(void **pool, const struct pool_properties *wanted) { CALL("hipMemPoolCreate"); return pool_create(pool, wanted, 0xC0 + device); }
+int hipMemPoolDestroy(void *pool) { return drop_handle(4); }
+int hipMemPoolSetAttribute(void *pool, int attribute, uint64_t *value) { return pool_set(pool, attribute, value); }
+int hipMemPoolTrimTo(void *pool, size_t keep) { return pool_trim(); }
+int hipMallocFromPoolAsync(void **address, size_t bytes, void *pool, void *stream) {
+  CALL("hipMallocFromPoolAsync");
+  return pool_allocate(address, bytes, pool, 0xC0 + device);
+}
+int hipMemGetInfo(size_t *left, size_t *total) { return pool_info(left, total); }
+int hipHostMalloc(void **address, size_t bytes, unsigned flags) { return pin(address, bytes, flags); }
+int hipHostFree(void *address) { return unpin(address); }
+int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+  CALL("hipMemcpyAsync");
+  return kind == 4 ? copy(to, from, bytes, stream) : 1;
+}
+int hipMemsetAsync(void *to, int byte, size_t bytes, void *stream) { memset(to, byte, bytes); return 0; }
+int hipStreamCreateWithFlags(void **made, unsigned flags) { return new_handle(made, flags, 1, 2); }
+int hipStreamDestroy(void *stream) { return drop_handle(2); }
+int hipStreamSynchronize(void *stream) { return noted("wait for %llx", (uint64_t)stream); }
+int hipEventCreateWithFlags(void **made, unsigned flags) { return new_handle(made, flags, 2, 3); }
+int hipEventDestroy(void *event) { return drop_handle(3); }
+int hipEventRecord(void *event, void *stream) { return noted("record on %llx", (uint64_t)stream); }
+int hipStreamWaitEvent(void *stream, void *event, unsigned flags) { return noted("order %llx", (uint64_t)stream); }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_uint64, c_void_p
 
 LIBRARY = "libcuda.so.1"
 
@@ -77,6 +77,27 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
         c_int,
         c_int,
     ),
+}
+# Of memory pools, which programs without another library of arrays have; looked up when one is made.
+POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "cuMemPoolCreate": (_OUT, c_void_p),
+    "cuMemPoolDestroy": (c_void_p,),
+    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
+    "cuMemPoolTrimTo": (c_void_p, c_size_t),
+    "cuMemAllocFromPoolAsync": (POINTER(c_uint64), c_size_t, c_void_p, c_void_p),
+    "cuMemFreeAsync": (c_uint64, c_void_p),
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
+    "cuMemHostAlloc": (POINTER(c_uint64), c_size_t, c_uint),
+    "cuMemFreeHost": (c_uint64,),
+    "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuMemsetD8Async": (c_uint64, c_uint8, c_size_t, c_void_p),
+    "cuStreamCreate": (_OUT, c_uint),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuEventCreate": (_OUT, c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
 # What the extension calls to load a binary, in the order in which it takes their addresses.
 LOADING = (

@@ -2,8 +2,8 @@
 """`Driver`: the port to a GPU's driver, which CUDA, HIP and the dry driver implement and the rest
 of the runtime calls.
 
-With it `Module`, a loaded binary, `Launcher`, the function that launches it, and
-`DeviceProperties`.  `drivers.py` opens one.
+With it `Module`, a loaded binary, `Launcher`, the function that launches it, `MemoryPool`, memory
+of one device, and `DeviceProperties`.  `drivers.py` opens one.
 """
 
 from __future__ import annotations
@@ -101,6 +101,63 @@ class Launcher(Protocol):
         """
 
 
+class MemoryPool(Protocol):
+    """Memory of one device in the order of its streams, memory that is pinned on the host, and the
+    streams themselves.
+
+    Any thread may call it.  A stream is the driver's handle, 0 for the default stream.  In a forked
+    child each method raises `DriverUnavailable`.
+    """
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the memory is, as DLPack numbers kinds of devices, and the device's number."""
+
+    def allocate(self, size_bytes: int, stream: int) -> int:
+        """Return the address of memory that work of the stream may use from here on.
+
+        Raises:
+            OutOfDeviceMemory: there is not so much.
+        """
+
+    def free(self, address: int, stream: int) -> None:
+        """Give memory back once the stream has come this far."""
+
+    def info(self) -> tuple[int, int]:
+        """Return how many bytes of the device are free, and how many it has."""
+
+    def pin(self, size_bytes: int) -> int:
+        """Return the address of memory of the host that the device reads and writes by itself."""
+
+    def unpin(self, address: int) -> None:
+        """Give pinned memory back; nothing may use it any more."""
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Copy in the order of the stream, from and to either side.
+
+        It returns without waiting, and memory of the host that is not pinned may be changed then.
+        Such memory is written when the stream was waited for.
+        """
+
+    def fill(self, address: int, byte: int, size_bytes: int, stream: int) -> None:
+        """Set bytes in the order of the stream."""
+
+    def new_stream(self) -> int:
+        """Return a stream that waits for no other one, and none for it."""
+
+    def drop_stream(self, stream: int) -> None:
+        """Forget a stream once its work is done."""
+
+    def order(self, first: int, then: int) -> None:
+        """Let what comes on one stream wait for what another has been given so far."""
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until a stream has done everything."""
+
+    def close(self) -> None:
+        """Give the pool back, of which no memory is in use; nothing else may be called then."""
+
+
 class Driver(Protocol):
     """Access to the GPUs of this process.
 
@@ -146,6 +203,9 @@ class Driver(Protocol):
 
     def launcher(self, module: Module) -> Launcher:
         """Return the function that launches a module's kernel."""
+
+    def pool(self, device: int) -> MemoryPool:
+        """Return a new pool of a device's memory, which keeps what was freed for what comes."""
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read.

@@ -12,6 +12,7 @@ from typing import Any
 
 from bundler.errors import ConfigError, DriverError, DriverUnavailable
 from bundler.runtime.launch.drivers.driver import DeviceProperties, Module, check_fits
+from bundler.runtime.launch.drivers.dry_pool import DryPool
 from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
@@ -20,6 +21,7 @@ _PROPERTIES = {
     "cuda": DeviceProperties("90", 1024, 227 * 1024, 32, 132, True),
     "hip": DeviceProperties("gfx942", 1024, 64 * 1024, 64, 304, True),
 }
+_MEMORY_BYTES = 80 << 30
 _SCRATCH_ADDRESS = 0x5C00_0000_0000
 
 
@@ -60,6 +62,10 @@ class DryDriver:
         properties: of each device; one of the vendor's when left out.
         current: the current device.
         handle: the handle of the current stream.
+        memory_bytes: that each pool of memory has.
+
+    Attributes:
+        pools: that were made, each of which says what is in use.
     """
 
     launch_path = "dry"
@@ -71,6 +77,7 @@ class DryDriver:
         devices: int = 1,
         current: int = 0,
         handle: int = 0,
+        memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         if backend not in _PROPERTIES:
             raise ConfigError(
@@ -81,6 +88,8 @@ class DryDriver:
         self.modules: list[DryModule] = []
         self.launches: list[DryLaunch] = []
         self.host_addresses: set[int] = set()
+        self.pools: list[DryPool] = []
+        self._memory_bytes = memory_bytes
         self._properties, self._devices = properties or _PROPERTIES[backend], devices
         self._lock, self._process = threading.Lock(), os.getpid()
 
@@ -114,6 +123,13 @@ class DryDriver:
         """Return what writes down launches of a module."""
         assert isinstance(module, DryModule)
         return DryLauncher(module)
+
+    def pool(self, device: int) -> DryPool:
+        """Return a pool whose memory is the host's."""
+        self.check_process()
+        made = DryPool(device, self._memory_bytes, self.check_process)
+        self.pools.append(made)
+        return made
 
     def pointer_device(self, address: int) -> int | None:
         """Return the current device, None for the addresses that the test put on the host."""

@@ -73,6 +73,29 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
     "hipFreeAsync": (c_uint64, c_void_p),
 }
+# Of memory pools, as CUDA's in `cuda_api`.
+POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "hipMemPoolCreate": (_OUT, c_void_p),
+    "hipMemPoolDestroy": (c_void_p,),
+    "hipMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
+    "hipMemPoolTrimTo": (c_void_p, c_size_t),
+    "hipMallocFromPoolAsync": (POINTER(c_uint64), c_size_t, c_void_p, c_void_p),
+    "hipFreeAsync": (c_uint64, c_void_p),
+    "hipMemGetInfo": (POINTER(c_size_t), POINTER(c_size_t)),
+    "hipHostMalloc": (POINTER(c_uint64), c_size_t, c_uint),
+    "hipHostFree": (c_uint64,),
+    "hipMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_int, c_void_p),
+    "hipMemsetAsync": (c_uint64, c_int, c_size_t, c_void_p),
+    "hipStreamCreateWithFlags": (_OUT, c_uint),
+    "hipStreamDestroy": (c_void_p,),
+    "hipStreamSynchronize": (c_void_p,),
+    "hipEventCreateWithFlags": (_OUT, c_uint),
+    "hipEventDestroy": (c_void_p,),
+    "hipEventRecord": (c_void_p, c_void_p),
+    "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+}
+# A copy whose direction HIP finds by the addresses
+COPY_BY_ADDRESS = 4
 # Returns a string.
 ERROR_STRING = "hipGetErrorString"
 # Called with ready-made arguments, so without declared types: converting them costs more than the

@@ -25,6 +25,7 @@ from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.drivers.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.drivers.driver import DeviceProperties, Launcher, Module, check_fits
 from bundler.runtime.launch.drivers.launchers import Leave, Scratch
+from bundler.runtime.launch.drivers.native_pool import NativePool, PoolCalls
 from bundler.runtime.launch.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
@@ -138,6 +139,7 @@ class NativeDriver(ABC):
 
     backend: ClassVar[str]
     calls: ClassVar[Calls]
+    pool_calls: ClassVar[PoolCalls]
     # Statuses of a launch whose stream or function belongs elsewhere.
     elsewhere: ClassVar[frozenset[int]] = frozenset()
 
@@ -394,6 +396,15 @@ class NativeDriver(ABC):
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the stream has come this far."""
         self._do(self.calls.free, address, stream)
+
+    def pool(self, device: int) -> NativePool:
+        """Return a new pool of a device's memory."""
+        self.properties(device)  # refuses a number that no device has
+        return NativePool(self, device, self.pool_calls, self._library.find)
+
+    def on_device(self, device: int) -> launchers.Leave:
+        """Make a device current in this thread; returns what goes back."""
+        return self._go_to(device)[1]
 
     def _pool(self, device: int) -> NativeDriver | TorchPool:
         return self if self._torch() is None else TorchPool(device)
