@@ -155,7 +155,7 @@ class MemoryPool(Protocol):
         """Wait until a stream has done everything."""
 
     def close(self) -> None:
-        """Give the pool back, of which no memory is in use; nothing else may be called then."""
+        """Give the pool back, of which no memory is in use, and none is allocated any more."""
 
 
 class Driver(Protocol):
