@@ -41,6 +41,7 @@ _NAMES_OF_MODULE = {
         "TruncatedBundle",
         "UnsafeName",
         "UnsupportedInterpreter",
+        "UnsupportedLanguage",
         "UnsupportedOperator",
         "UnsupportedVersion",
         "Untrusted",
