@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.compile.compile_job import Job, SourceRef
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
@@ -111,6 +112,11 @@ class ModuleKernel:
     _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
 
     @property
+    def policy(self) -> ProgramPolicy:
+        """How it gets its configuration."""
+        return ProgramPolicy.of(self.inductor_meta)
+
+    @property
     def compile_options(self) -> dict[str, Any]:
         """Options of the compiler beside those of a candidate."""
         # Triton keeps assertions only in a debug build, which by itself also checks for overflow.
@@ -124,10 +130,21 @@ class ModuleKernel:
         options: TunerOptions | None = None,
         source: SourceRef | None = None,
     ) -> HeuristicKernel:
-        """Return the kernel with candidates and grid for a device; `source` is where another
-        process finds it.
+        """Return the kernel with candidates and grid for a device.
+
+        Args:
+            device: that it will run on.
+            policy: for the heuristics; None takes that of its own policy.
+            options: of its tuner.
+            source: where another process finds it.
         """
-        setting = Setting(device, self.facts, policy or Policy())
+        wanted, options = self.policy, options or TunerOptions()
+        setting = Setting(device, self.facts, policy or wanted.candidates)
+        if options.gigabytes is None:
+            options = replace(options, gigabytes=self.inductor_meta["kernel_num_gb"])
+        # A thread has to hold several elements for some conversions, which descent does not know.
+        if options.descent is None and not self.facts.min_elem_per_thread:
+            options = replace(options, descent=wanted.descent)
         launch: dict[str, Any] = {
             "mutated": self.inductor_meta["mutated_arg_names"],
             "constants": self.triton_meta["constants"],
@@ -136,6 +153,9 @@ class ModuleKernel:
             "grid": self.inductor_meta["grid_type"],
             "source": source,
         }
+        if setting.policy.max_autotune:
+            # All of a kind lack some that its sizes suggest.
+            launch["first"] = self.on(device, Policy()).configs
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
             return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
@@ -227,4 +247,10 @@ def current_device() -> Device:
         if driver.backend == "cuda" and properties.arch.isdigit()
         else None
     )
-    return Device(driver.backend, properties.multiprocessors, properties.warp_size, major)
+    return Device(
+        driver.backend,
+        properties.multiprocessors,
+        properties.warp_size,
+        major,
+        max_threads_per_block=properties.max_threads_per_block,
+    )

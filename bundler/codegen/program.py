@@ -21,8 +21,9 @@ from typing import Any, Literal
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, untraceable
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
-from bundler.codegen.kernels.module_text import ProgramKernel
+from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
@@ -56,6 +57,9 @@ class GenerateOptions:
             too, and raise where results differ.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
+        upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
+            result is rounded, as eager torch rounds it.
+        policy: how kernels get their configurations.
     """
 
     name: str = ""
@@ -66,6 +70,8 @@ class GenerateOptions:
     nan_checks: bool = False
     verify: bool = False
     graphs: bool = False
+    upcast: bool = True
+    policy: ProgramPolicy = field(default_factory=ProgramPolicy)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,9 @@ class Program:
         host_constants: names of those that lie on the host, beside the device; `run` takes the
             others to the device.
         result_strides: of each result, None where it is no tensor or they change.
+        comments: kernel -> for each launch the lines of a comment that says which nodes of the
+            graph and lines of the user's program it computes; none where another process generated
+            the program.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -105,6 +114,7 @@ class Program:
     verifier: Verifier | None = None
     host_constants: frozenset[str] = frozenset()
     result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
+    comments: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -340,17 +350,22 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
-        graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
+        graph = importlib.import_module("bundler.codegen.lower").lower_graph(
+            placed, deterministic=options.policy.deterministic
+        )
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True
     graph.guards = [] if guarded else graph.conditions()
+    # After torch.use_deterministic_algorithms(True) nothing is measured either, as in TorchInductor.
+    policy = ProgramPolicy(deterministic=True) if graph.builder.deterministic else options.policy
     with refusals("the schedule"):
         built = schedule_program(
             graph,
             None if options.wide_indices else bounded,
             asserted=options.assert_indices,
-            harness=options.benchmark_harness,
+            upcast=options.upcast,
+            modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
         )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
@@ -370,6 +385,9 @@ def program_of_graph(
         )
         file.write(kept, graph.asked)
     verifier = Verifier(module, built.plan, graph.callers_results) if options.verify else None
+    comments: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for name, filled in built.launches:
+        comments[name] = (*comments.get(name, ()), graph.sources.comment(filled))
     return Program(
         built.kernels,
         built.plan,
@@ -381,6 +399,7 @@ def program_of_graph(
         verifier,
         away,
         strides,
+        comments,
     )
 
 

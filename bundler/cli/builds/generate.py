@@ -93,9 +93,7 @@ def generate_command(
         target = targets[0] if targets else Target("cuda", "90")
         program = _generated(function, inputs, target, verify=verify, **options)
     if show and not screen.as_json:
-        for kernel, source in program.sources.items():
-            screen.line(kernel, style="bold")
-            screen.text(source)
+        _show_kernels(screen, program)
     for fallback in program.fallbacks:
         screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
     summaries = [summary_of(program.name, program.plan)]
@@ -123,6 +121,14 @@ def generate_command(
         show_programs(screen, summaries)
     facts["program"] = dataclasses.asdict(summaries[0])
     screen.finish(facts)
+
+
+def _show_kernels(screen: Screen, program: Program) -> None:
+    for kernel, source in program.sources.items():
+        screen.line(kernel, style="bold")
+        for comment in program.comments.get(kernel, ()):
+            screen.text("\n".join(comment))
+        screen.text(source)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from bundler.codegen.kernels.kernel_arguments import (
 )
 from bundler.codegen.kernels.kernel_body import BodyWriter
 from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
+from bundler.codegen.kernels.memory_traffic import gigabytes
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
 from bundler.codegen.loops.loop_terms import TermPool, loads_of
@@ -80,6 +81,7 @@ class KernelText:
             says nothing.
         elements: how many neighbouring elements a thread has to hold.
         functions: texts of functions that the body calls.
+        gigabytes: how much memory a launch moves, for the example's sizes.
     """
 
     kind: str
@@ -100,6 +102,7 @@ class KernelText:
     examples: tuple[Any, ...] = ()
     elements: int = 1
     functions: tuple[str, ...] = ()
+    gigabytes: float = 0.0
 
 
 def write_kernel(
@@ -112,6 +115,7 @@ def write_kernel(
     bounded: Bounded | None = None,
     *,
     asserted: bool = True,
+    upcast: bool = True,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -125,6 +129,7 @@ def write_kernel(
         bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every
             call; None where none may.
         asserted: whether indices that are read are asserted to be in range.
+        upcast: as `KernelShape` has it.
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
@@ -143,6 +148,7 @@ def write_kernel(
         wide,
         removed,
         asserted,
+        upcast,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -159,6 +165,8 @@ def write_kernel(
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
+    examples = tuple(_example(p, buffers, size_hints) for p in parameters)
+    elements = _hint(numel([d.numel for d in space.dimensions]), size_hints)
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
@@ -180,7 +188,8 @@ def write_kernel(
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
-        examples=tuple(_example(p, buffers, size_hints) for p in parameters),
+        examples=examples,
+        gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
         facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
 
