@@ -9,7 +9,7 @@ target's device (`on`); a program that runs it asks for those of the device that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,13 +28,21 @@ from bundler.runtime.heuristics.facts import (
     TileHint,
 )
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+from bundler.runtime.tuning.multi_kernel import (
+    MultiKernel,
+    MultiKernelRecords,
+    timed_on_clones,
+)
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Meta = Mapping[str, Any]
 # Equal to `kernel_plan.LARGEST_BLOCK`: text leaves masks out where a size is a multiple of it.
 _LARGEST_X = 4096
+# So long torch measures each of several kernels that compute the same.
+_REP_MS = 40.0
 # The device whose candidates Triton's interpreter runs: large blocks, so fewer steps in Python.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
 
@@ -110,6 +118,8 @@ class ModuleKernel:
     reduction_hint: str | None = None
     # By the number of the device; None stands for the interpreter.
     _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
+    # By the number of the device and the names of the others.
+    _several: dict[tuple[int | str, ...], MultiKernel] = field(default_factory=dict, repr=False)
 
     @property
     def policy(self) -> ProgramPolicy:
@@ -210,17 +220,51 @@ class ModuleKernel:
 
     def bound(self) -> Callable[..., None]:
         """Return what does as `run`, as long as the current device is the same."""
+        kernel = self._here()
+        return functools.partial(_interpret, kernel) if self.is_interpreted else kernel.run
+
+    def bound_among(
+        self, others: Mapping[str, tuple[ModuleKernel, Sequence[int]]]
+    ) -> Callable[..., None]:
+        """Return what does as `run` by whichever is fastest of this kernel and others, which the
+        first call measures unless a record tells; as long as the current device is the same.
+
+        Args:
+            others: by name, each with the places of its arguments among those of a call.
+        """
+        if not others or self.is_interpreted:
+            return self.bound()
+        key = (_driver().device(), *others)
+        if key not in self._several:
+            name = self.fn.__name__
+            made = {name: self._here(), **{k: one._here() for k, (one, _) in others.items()}}
+            self._several[key] = MultiKernel(
+                name,
+                {kernel: one.run for kernel, one in made.items()},
+                _time_on_clones,
+                arguments={kernel: places for kernel, (_, places) in others.items()},
+                records=MultiKernelRecords(name, made, made[name].tuned.options),
+            )
+        return self._several[key]
+
+    def _here(self) -> HeuristicKernel:
+        """Return the kernel for the current device, or for the interpreter."""
         number = None if self.is_interpreted else _driver().device()
         kernel = self._made.get(number)
         if kernel is None:
             device = _INTERPRETED if number is None else current_device()
             kernel = self._made[number] = self.on(device)
-        return kernel.run if number is not None else functools.partial(_interpret, kernel)
+        return kernel
 
     @cached_property
     def is_interpreted(self) -> bool:
         """Whether it runs in Triton's interpreter."""
         return toolchain.interpreted(self.fn)
+
+
+def _time_on_clones(kernel: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Return the milliseconds of a launch; the clock is made here, since it needs a GPU."""
+    return timed_on_clones(CudaClock(rep_ms=_REP_MS))(kernel, args)
 
 
 def _interpret(kernel: HeuristicKernel, *args: Any) -> None:

@@ -30,7 +30,7 @@ from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import KernelEntry, ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
@@ -236,7 +236,7 @@ class Program:
         runner = GraphRunner if self.options.graphs and not checks else ProgramRunner
         return runner(
             self.plan,
-            launch(self.modules),
+            launch(self.modules, self.plan.kernels),
             memory,
             constants,
             memory.seeds,
@@ -247,12 +247,16 @@ class Program:
 class _JitLauncher:
     """Launches the kernels of modules by Triton's JIT, or its interpreter."""
 
-    def __init__(self, modules: Mapping[str, Any]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Mapping[str, Any], entries: Mapping[str, KernelEntry]) -> None:
+        self._modules, self._entries = modules, entries
 
     def bound(self, name: str, _sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel, whose grid follows from its arguments."""
-        found: Callable[..., None] = self._modules[name].bound()
+        others = {
+            other: (self._modules[other], places)
+            for other, places in self._entries[name].others.items()
+        }
+        found: Callable[..., None] = self._modules[name].bound_among(others)
         return found
 
 

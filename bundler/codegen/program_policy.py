@@ -25,6 +25,8 @@ class ProgramPolicy:
         max_autotune: every candidate of a kernel's kind, whatever its sizes suggest.
         coordinate_descent_tuning: from the fastest candidate on, one field after the other is
             changed as long as it gets faster.
+        multi_kernel: of a reduction whose row may be held whole or looped over, both are written,
+            and the first call measures which one runs.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -35,6 +37,7 @@ class ProgramPolicy:
 
     max_autotune: bool = False
     coordinate_descent_tuning: bool = False
+    multi_kernel: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
     KernelText,
+    has_two_forms,
     write_kernel,
 )
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
@@ -164,7 +165,7 @@ class _Scheduler:
             self._size_places(),
             tuple(self._steps),
             tuple(self._output(item) for item in self._graph.outputs),
-            {name: _entry(kernel) for name, kernel in kernels.items()},
+            {name: self._entry(kernel) for name, kernel in kernels.items()},
             tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
             dict(sorted(self._limits.items())),
             dict(self._graph.values),
@@ -226,11 +227,20 @@ class _Scheduler:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = _reusable(group, self._buffers, written - removed - added, dying)
-        text = self._write(
-            group, self._builder.pool, self._buffers, removed, reused, self._graph.hints
+        write = partial(
+            self._write,
+            group,
+            self._builder.pool,
+            self._buffers,
+            removed,
+            reused,
+            self._graph.hints,
         )
+        text = write()
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
+        if self._modules.policy.get("multi_kernel") and has_two_forms(text):
+            self._modules.add_other(kernel, write(held=text.kind == "reduction"))
         self._launches.append((kernel.name, text.buffers))
         for name in sorted(written - removed, key=_order):
             if name in reused:
@@ -342,20 +352,20 @@ class _Scheduler:
             return Output(self._memory(item.buffer), seen, fresh=item.fresh)
         return Output(None, size=None if item is None else size_text(item))
 
+    def _entry(self, kernel: ProgramKernel) -> KernelEntry:
+        text = kernel.text
+        assert text is not None
+        return KernelEntry(
+            str(inductor_meta(text)["grid_type"]),
+            tuple(parameter.name for parameter in text.parameters),
+            others=self._modules.others.get(kernel.name, {}),
+        )
+
     def _spec(self, layout: TensorLayout) -> TensorSpec:
         sizes, strides = (
             tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides)
         )
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
-
-
-def _entry(kernel: ProgramKernel) -> KernelEntry:
-    text = kernel.text
-    assert text is not None
-    return KernelEntry(
-        str(inductor_meta(text)["grid_type"]),
-        tuple(parameter.name for parameter in text.parameters),
-    )
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -121,6 +121,11 @@ def test_without_upcasting_each_result_is_rounded_as_torch_does_it(dtype, told):
     assert not any(told["bits"][f"{dtype} True"])
 
 
+def test_the_other_form_of_a_reduction_computes_the_same(told):
+    """Held whole, and looped over."""
+    assert told["forms"] == [True] * 6
+
+
 @pytest.mark.toolchain
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_without_upcasting_the_compiler_computes_in_16_bits(dtype):

@@ -17,17 +17,28 @@ torch = pytest.importorskip("torch")
 import bundler  # noqa: E402
 from bundler.codegen import module_decorators  # noqa: E402
 from bundler.codegen.graph_key import graph_key  # noqa: E402
-from bundler.codegen.program import GenerateOptions, ProgramPolicy, generate  # noqa: E402
+from bundler.codegen.program import (  # noqa: E402
+    GenerateOptions,
+    ProgramPolicy,
+    _JitLauncher,
+    generate,
+)
 from bundler.codegen.torch_backend import MODES, triton_bundler  # noqa: E402
 from bundler.codegen.trace import trace  # noqa: E402
 from bundler.compile.source_modules import source_module  # noqa: E402
-from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
+from bundler.errors import ConfigError, FormatError, UnsupportedOperator  # noqa: E402
+from bundler.format.bundle_union import merge  # noqa: E402
+from bundler.format.opaque_files import program_name  # noqa: E402
 from bundler.runtime import DryDriver  # noqa: E402
 from bundler.runtime.heuristics.facts import Device  # noqa: E402
+from bundler.runtime.launch.bundle_kernels import load  # noqa: E402
+from bundler.runtime.program.bundle_programs import StaticLauncher  # noqa: E402
+from bundler.runtime.program.program_plan import read_plan  # noqa: E402
 from bundler.runtime.tuning import autotuned_kernel, tuner  # noqa: E402
 from bundler.runtime.tuning.benchmark import GivenClock  # noqa: E402
 
 H100, MI300 = Device("cuda", 132, major=9), Device("hip", 304, 64)
+MEASURED = GenerateOptions(policy=ProgramPolicy(multi_kernel=True))
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 # Of each kind of kernel one whose sizes suggest less than all candidates.
 KINDS = {
@@ -104,6 +115,7 @@ def test_a_policy_is_part_of_a_graphs_key():
         GenerateOptions(),
         GenerateOptions(upcast=False),
         *(GenerateOptions(policy=ProgramPolicy(**{name: True})) for name in TUNED),
+        MEASURED,
         GenerateOptions(policy=ProgramPolicy(deterministic=True)),
     ]
     assert len({graph_key(module, one).digest for one in options}) == len(options)
@@ -301,6 +313,91 @@ def test_what_descent_found_is_a_record_that_a_bundle_brings(gpu, tmp_path, monk
     (how, block, measured), second = found
     assert (how, block, measured > 2) == ("coordinate_descent", 4096, True)
     assert second == ("record", 4096, 0)
+
+
+def test_a_reduction_has_two_forms_where_a_measurement_tells():
+    """Rows of 16 times the length that is held whole by default, as in torch; both forms are of the
+    same arguments, and the plan says so, which is as before without them.
+    """
+    function, rows, across = lambda a: a.sum(1), (1 << 14, 16 * 1024), (16 * 64, 1 << 18)
+    forms = {
+        rows: ["reduction", "persistent_reduction"],
+        (64, 300): ["persistent_reduction", "reduction"],
+        (1 << 14, 16 * 1024 + 1): ["reduction"],
+    }
+    for size, kinds in forms.items():
+        program = generate(function, [torch.empty(size, device="meta")], options=MEASURED)
+        assert [kernel.text.kind for kernel in program.kernels.values()] == kinds
+        first, *others = program.plan.kernels
+        found = program.plan.kernels[first].others
+        assert [*found] == others
+        assert all(places == (0, 1, 2, 3) for places in found.values())
+        assert read_plan(program.plan.to_json()) == program.plan
+        assert (b"others" in program.plan.to_json()) is bool(others)
+    program = generate(lambda a: a.sum(0), [torch.empty(across, device="meta")], options=MEASURED)
+    assert len(program.kernels) == 2
+    assert len(generate(lambda a: a + 1, [torch.empty(64)], options=MEASURED).kernels) == 1
+    assert len(generate(function, [torch.empty(64, 300)]).kernels) == 1
+
+
+@pytest.mark.parametrize(
+    "others", [{"none": [0, 1, 2, 3]}, {"self": [0, 1, 2, 3]}, {"b": [0, 1, 2]}, {"b": [0, 1, 2, 4]}]
+)
+def test_a_plan_whose_other_forms_cannot_be_is_refused(others):
+    """They are kernels of the plan, each with a place for each of its parameters."""
+    program = generate(lambda a: a.sum(1), [torch.empty(64, 300)], options=MEASURED)
+    data = json.loads(program.plan.to_json())
+    first, second = program.kernels
+    names = {"b": second, "self": first}
+    data["kernels"][first]["others"] = {names.get(k, k): places for k, places in others.items()}
+    with pytest.raises(FormatError):
+        read_plan(json.dumps(data).encode())
+
+
+@pytest.mark.toolchain
+def test_the_faster_form_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeypatch):
+    """The first call measures both; another machine measures nothing, and neither does one without
+    Triton, whose bundle has the program.
+    """
+    driver, _ = gpu
+    measured, found, x = [], [], OnTheGpu()
+
+    def held_is_faster(kernel, args):
+        kernel(*args)
+        measured.append(driver.launches[-1].plan.kernel)
+        return 1.0 if "_per_" in measured[-1] else 2.0
+
+    monkeypatch.setattr(module_decorators, "_time_on_clones", held_is_faster)
+    program = generate(
+        lambda a: a.sum(1), [torch.empty(64, 2048)], device="cuda", options=MEASURED
+    )
+    looped, held = program.kernels
+    for machine in ("first", "second"):
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / machine))
+        modules = {}
+        for name, source in program.sources.items():
+            module = source_module(source)
+            module.unload()
+            modules[name] = getattr(module.load(), name)
+        run = _JitLauncher(modules, program.plan.kernels).bound(looped, {})
+        if machine == "first":
+            with bundler.recording() as recording:
+                run(x, x, 64, 2048)
+            brought = recording.collect()
+        else:
+            bundler.restore(brought)
+            run(x, x, 64, 2048)
+        found.append((run.how, run.choice, [*measured]))
+        measured.clear()
+        assert driver.launches[-1].plan.kernel == held
+    assert found == [("measured", held, [looped, held]), ("record", held, [])]
+    built = program.build(["cuda:90"])
+    (entry,) = (one for one in built.opaque if program_name(one.path) is not None)
+    plan = read_plan(built.read(entry.artifact))
+    for bundle, expected in ((built, looped), (merge([built, brought]), held)):
+        launcher = StaticLauncher(plan, load(bundle, driver=driver), bundle.tuning_records)
+        launcher.bound(looped, {"xnumel": 64})(x, x, 64, 2048)
+        assert driver.launches[-1].plan.kernel == expected
 
 
 @pytest.mark.slow

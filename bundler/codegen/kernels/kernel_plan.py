@@ -33,6 +33,8 @@ from bundler.runtime.heuristics.block_limits import pow2_up
 # A row of up to so many elements is held whole: where memory runs along it, and where it runs
 # across, so that a block also has to span neighbouring rows.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
+# Where a measurement tells, rows of so many times that length may be held whole, as in torch.
+_MEASURED_ROWS = 16
 # Masks are left out on the strength of this: no candidate has larger blocks, nor larger ones than
 # the power of two at or above a size.
 LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
@@ -116,6 +118,7 @@ def write_kernel(
     *,
     asserted: bool = True,
     upcast: bool = True,
+    held: bool | None = None,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -130,6 +133,7 @@ def write_kernel(
             call; None where none may.
         asserted: whether indices that are read are asserted to be in range.
         upcast: as `KernelShape` has it.
+        held: whether rows are held whole; None for what their length suggests.
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
@@ -137,7 +141,7 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
-    persistent = reduces and _is_short(space, inner=inner)
+    persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
     bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
@@ -192,6 +196,15 @@ def write_kernel(
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
         facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
+
+
+def has_two_forms(text: KernelText) -> bool:
+    """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
+    may tell.
+    """
+    row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
+    limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
+    return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:

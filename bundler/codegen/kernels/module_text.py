@@ -63,11 +63,14 @@ class KernelModules:
         kernels: by name.
         harness: end each with a benchmark.
         policy: what the metadata of each says of how it is tuned.
+        others: kernel -> kernels that compute the same, with the places of their arguments among
+            its own.
     """
 
     kernels: dict[str, ProgramKernel] = field(default_factory=dict)
     harness: bool = False
     policy: Mapping[str, bool] = field(default_factory=dict)
+    others: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     _by_source: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: KernelText) -> ProgramKernel:
@@ -83,6 +86,25 @@ class KernelModules:
             )
             self.kernels[name] = ProgramKernel(name, filled, text)
         return self.kernels[name]
+
+
+    def add_other(self, kernel: ProgramKernel, text: KernelText) -> None:
+        """Add a kernel that computes the same as another one, from the same arguments."""
+        assert kernel.text is not None
+        places = {_passed(one): n for n, one in enumerate(kernel.text.parameters)}
+        passed = [_passed(one) for one in text.parameters]
+        if not all(one in places for one in passed):  # the launch has no such argument
+            return
+        found = tuple(places[one] for one in passed)
+        self.others.setdefault(kernel.name, {})[self.add(text).name] = found
+
+
+def _passed(parameter: KernelParameter) -> tuple[str, str]:
+    """Return what of a launch a parameter is: pointers and sizes may have other names in another
+    kernel, and two numels may be equal.
+    """
+    name = parameter.name if parameter.name.endswith("numel") else ""
+    return name, str(parameter.outer)
 
 
 def kernel_name(text: KernelText, number: int) -> str:

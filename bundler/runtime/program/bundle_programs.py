@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bundler.errors import (
     BundlerError,
@@ -24,7 +24,7 @@ from bundler.errors import (
 )
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Opaque
-from bundler.format.launch_spec import TuningRecord
+from bundler.format.launch_spec import TuningRecord, joint_source
 from bundler.format.opaque_files import is_code_path, program_name
 from bundler.runtime.heuristics.launch_grids import LaunchGrid, open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
@@ -252,7 +252,8 @@ def _held(tensor: Any) -> int | None:
 
 
 class StaticLauncher:
-    """Launches a plan's kernels from a bundle, each with the candidate for the current device.
+    """Launches a plan's kernels from a bundle, each with the candidate for the current device, and of
+    several that compute the same the one that a record names.
 
     Args:
         plan: of the program.
@@ -272,24 +273,24 @@ class StaticLauncher:
     def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel with the grid of some sizes, given its arguments."""
         current_device = self._driver.device
-        known: dict[int, tuple[StaticKernel, LaunchGrid, dict[str, Any]]] = {}
+        known: dict[int, _Found] = {}
 
         def launch(*arguments: Any) -> None:
             device = current_device()
             found = known.get(device)
             if found is None:
                 found = known[device] = self._on(name, device, sizes)
-            kernel, grid, keywords = found
+            kernel, grid, keywords, places = found
             if 0 not in grid:
-                kernel[grid](*arguments, **keywords)
+                given = arguments if places is None else [arguments[place] for place in places]
+                kernel[grid](*given, **keywords)
 
         return launch
 
-    def _on(
-        self, name: str, device: int, sizes: Mapping[str, int]
-    ) -> tuple[StaticKernel, LaunchGrid, dict[str, Any]]:
-        """Return a kernel, its grid, and its blocks and options on a device."""
+    def _on(self, name: str, device: int, sizes: Mapping[str, int]) -> _Found:
+        """Return the kernel that is launched on a device."""
         target = f"{self._driver.backend}:{self._driver.properties(device).arch}"
+        name, places = _fastest(name, self._entries, target, self._records)
         choice = _choice(name, self._entries[name], target, self._records)
         keywords = {
             **choice.blocks,
@@ -297,7 +298,43 @@ class StaticLauncher:
             "num_stages": choice.num_stages,
             **choice.options,
         }
-        return self._kernels[name], self._grids[name](choice.blocks, sizes), keywords
+        grid = self._grids[name](choice.blocks, sizes)
+        return _Found(self._kernels[name], grid, keywords, places)
+
+
+class _Found(NamedTuple):
+    """A kernel, its grid, its blocks and options, and which of a launch's arguments it gets; None for
+    all of them.
+    """
+
+    kernel: StaticKernel
+    grid: LaunchGrid
+    keywords: dict[str, Any]
+    places: tuple[int, ...] | None
+
+
+def _fastest(
+    name: str, entries: Mapping[str, KernelEntry], target: str, records: Sequence[TuningRecord]
+) -> tuple[str, tuple[int, ...] | None]:
+    """Return the kernel that a record of all that compute the same names, and the places of its
+    arguments; else the kernel itself.
+    """
+    others = entries[name].others
+    source = joint_source((one, entries[one].source) for one in (name, *others)) if others else ""
+    for record in records if others else ():
+        chosen = {key: value.plain() for key, value in record.config}.get("kernel")
+        if (
+            chosen in others
+            and _is_about(record, source, target)
+            and entries[chosen].choices.get(target)
+        ):
+            return chosen, others[chosen]
+    return name, None
+
+
+def _is_about(record: TuningRecord, source: str, target: str) -> bool:
+    parts = dict(record.parts)
+    return parts.get("source") == source and target in parts.get("device", "").split(", ")
 
 
 def _choice(
@@ -315,12 +352,7 @@ def _choice(
             target=target,
         )
     for record in records:
-        parts = dict(record.parts)
-        if (
-            entry.source
-            and parts.get("source") == entry.source
-            and target in parts.get("device", "").split(", ")
-        ):
+        if entry.source and _is_about(record, entry.source, target):
             config = {key: value.plain() for key, value in record.config}
             for choice in choices:
                 wanted = {
