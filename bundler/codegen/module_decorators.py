@@ -57,6 +57,7 @@ def heuristic(
     reduction_hint: str | None = None,
     min_elem_per_thread: int = 0,
     add_persistent_rblock: bool = False,
+    one_element_per_thread: bool = False,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -66,7 +67,7 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread, add_persistent_rblock: as `Facts` has them.
+        min_elem_per_thread, add_persistent_rblock, one_element_per_thread: as `Facts` has them.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -76,6 +77,8 @@ def heuristic(
         no_x_dim=inductor_meta["no_x_dim"],
         min_elem_per_thread=min_elem_per_thread,
         add_persistent_rblock=add_persistent_rblock,
+        one_element_per_thread=one_element_per_thread,
+        contiguous_row=reduction_hint != "OUTER",
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,
     )

@@ -98,6 +98,24 @@ def test_descent_begins_at_the_fastest_candidate_where_it_is_asked_for():
     assert module.on(H100).tuned.options.descent is None
 
 
+def test_a_search_is_tried_with_one_element_for_each_thread():
+    """The hint that torch's `bucketize` gives its kernels: one more candidate, of small tiles."""
+    bounds, values = torch.zeros(100), torch.zeros(1 << 16)
+    (found,) = generate(torch.bucketize, [values, bounds]).modules.values()
+    assert found.facts.one_element_per_thread
+    blocks = [config.kwargs["XBLOCK"] for config in found.on(H100).configs]
+    assert blocks == [512, 256, 128]
+    assert not kernel_of()[0].facts.one_element_per_thread
+
+
+def test_a_fixed_tile_spans_neighbours_where_memory_runs_across_the_rows():
+    """With one column for each program every read would bring elements that nobody needs."""
+    kernel = kernel_of("across", deterministic=True)[0]
+    assert not kernel.facts.contiguous_row
+    assert kernel.on(H100).configs[0].kwargs["XBLOCK"] > 1
+    assert kernel_of("looped")[0].facts.contiguous_row
+
+
 def test_a_policy_stands_in_the_metadata_and_changes_no_line_of_the_kernel():
     """By torch's names of its settings; a compiler is asked for the same kernel."""
     (_, plain), (_, tuned) = kernel_of(), kernel_of(**TUNED)
@@ -310,6 +328,15 @@ def test_what_descent_found_is_a_record_that_a_bundle_brings(gpu, tmp_path, monk
         timed.clear()
         assert driver.launches[-1].grid == (size // 4096, 1, 1)
         assert 4096 not in {config.kwargs["XBLOCK"] for config in made.configs}
+    built, brought = program.build(["cuda:90"]), bundler.Bundle.load(tmp_path / "x.tbundle")
+    (entry,) = (one for one in built.opaque if program_name(one.path) is not None)
+    plan = read_plan(built.read(entry.artifact))
+    # A replay without Triton launches it, too, where the bundle has record and kernel.
+    for bundle, expected in ((built, 1024), (merge([built, brought]), 4096)):
+        records = brought.tuning_records
+        launcher = StaticLauncher(plan, load(bundle, driver=driver), records)
+        launcher.bound(name, {"xnumel": size})(OnTheGpu(), OnTheGpu(), size)
+        assert driver.launches[-1].grid == (size // expected, 1, 1)
     (how, block, measured), second = found
     assert (how, block, measured > 2) == ("coordinate_descent", 4096, True)
     assert second == ("record", 4096, 0)

@@ -33,6 +33,8 @@ from bundler.runtime.heuristics.block_limits import pow2_up
 # A row of up to so many elements is held whole: where memory runs along it, and where it runs
 # across, so that a block also has to span neighbouring rows.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
+# Kernels in which each thread reads one boundary after the other gain by few elements of a thread.
+_SEARCHES = frozenset({"bucketize", "searchsorted"})
 # Where a measurement tells, rows of so many times that length may be held whole, as in torch.
 _MEASURED_ROWS = 16
 # Masks are left out on the strength of this: no candidate has larger blocks, nor larger ones than
@@ -170,6 +172,7 @@ def write_kernel(
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
     examples = tuple(_example(p, buffers, size_hints) for p in parameters)
+    origins = frozenset().union(*(loop.origins for loop in group.loops))
     elements = _hint(numel([d.numel for d in space.dimensions]), size_hints)
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
@@ -188,13 +191,16 @@ def write_kernel(
         atomic=writer.atomic,
         elements=writer.elements,
         functions=writer.functions,
-        origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
+        origins=tuple(sorted(origins)),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
         examples=examples,
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
-        facts=_facts(space, writer.repeated, inner=inner and not persistent),
+        facts={
+            **_facts(space, writer.repeated, inner=inner and not persistent),
+            **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
+        },
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from bundler.errors import (
@@ -45,6 +46,7 @@ from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
 
 _SHOWN = 400
+_OPTION = "option."
 
 
 def load_program(
@@ -291,7 +293,8 @@ class StaticLauncher:
         """Return the kernel that is launched on a device."""
         target = f"{self._driver.backend}:{self._driver.properties(device).arch}"
         name, places = _fastest(name, self._entries, target, self._records)
-        choice = _choice(name, self._entries[name], target, self._records)
+        built = partial(_is_built, self._kernels[name], target)
+        choice = _choice(name, self._entries[name], target, self._records, built)
         keywords = {
             **choice.blocks,
             "num_warps": choice.num_warps,
@@ -337,11 +340,36 @@ def _is_about(record: TuningRecord, source: str, target: str) -> bool:
     return parts.get("source") == source and target in parts.get("device", "").split(", ")
 
 
+def _is_built(kernel: StaticKernel, target: str, choice: KernelChoice) -> bool:
+    """Whether a kernel was compiled for a target as a choice says."""
+    counts = {"num_warps": choice.num_warps, "num_stages": choice.num_stages, **choice.options}
+    for one in kernel.specializations:
+        names = [argument.name for argument in one.arguments]
+        constants = {names[path[0]]: value.plain() for path, value in one.constants.items()}
+        if (
+            str(one.target) == target
+            and choice.blocks.items() <= constants.items()
+            and all(one.option(name, value) == value for name, value in counts.items())
+        ):
+            return True
+    return False
+
+
 def _choice(
-    name: str, entry: KernelEntry, target: str, records: Sequence[TuningRecord]
+    name: str,
+    entry: KernelEntry,
+    target: str,
+    records: Sequence[TuningRecord],
+    built: Callable[[KernelChoice], bool] = lambda _: False,
 ) -> KernelChoice:
-    """Return the candidate that a record of this kernel's source on such a device names, else the
-    first.
+    """Return the candidate that a record of this kernel's source on such a device names, or what a
+    search found beyond the candidates where the bundle has it, else the first candidate.
+
+    Args:
+        name, entry: of the kernel.
+        target: of the device.
+        records: of the bundle.
+        built: whether the bundle has the kernel as a choice says.
     """
     choices = entry.choices.get(target)
     if not choices:
@@ -360,7 +388,20 @@ def _choice(
                     "num_warps": choice.num_warps,
                     "num_stages": choice.num_stages,
                 }
-                wanted |= {f"option.{key}": value for key, value in choice.options.items()}
+                wanted |= {f"{_OPTION}{key}": value for key, value in choice.options.items()}
                 if all(config.get(key) == value for key, value in wanted.items()):
                     return choice
+            found = _beyond(config, choices[0])
+            if found is not None and built(found):
+                return found
     return choices[0]
+
+
+def _beyond(config: Mapping[str, Any], like: KernelChoice) -> KernelChoice | None:
+    """Return what a record's config says, where it has the blocks of a candidate."""
+    counts = config.get("num_warps"), config.get("num_stages")
+    blocks = {name: config.get(name) for name in like.blocks}
+    if not all(type(value) is int for value in (*counts, *blocks.values())):
+        return None
+    options = {k.removeprefix(_OPTION): v for k, v in config.items() if k.startswith(_OPTION)}
+    return KernelChoice(blocks, *counts, options)
