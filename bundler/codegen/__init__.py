@@ -15,13 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bundler.codegen.program import (
-        FallbackCall,
-        GenerateOptions,
-        Program,
-        ProgramPolicy,
-        generate,
-    )
+    from bundler.codegen.program import FallbackCall, GenerateOptions, Program, generate
+    from bundler.codegen.program_policy import ProgramPolicy
 
 __all__ = ["FallbackCall", "GenerateOptions", "Program", "ProgramPolicy", "generate"]
 

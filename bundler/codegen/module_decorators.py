@@ -223,7 +223,7 @@ class ModuleKernel:
 
     def bound(self) -> Callable[..., None]:
         """Return what does as `run`, as long as the current device is the same."""
-        kernel = self._here()
+        kernel = self.here()
         return functools.partial(_interpret, kernel) if self.is_interpreted else kernel.run
 
     def bound_among(
@@ -240,7 +240,7 @@ class ModuleKernel:
         key = (_driver().device(), *others)
         if key not in self._several:
             name = self.fn.__name__
-            made = {name: self._here(), **{k: one._here() for k, (one, _) in others.items()}}
+            made = {name: self.here(), **{k: one.here() for k, (one, _) in others.items()}}
             self._several[key] = MultiKernel(
                 name,
                 {kernel: one.run for kernel, one in made.items()},
@@ -250,7 +250,7 @@ class ModuleKernel:
             )
         return self._several[key]
 
-    def _here(self) -> HeuristicKernel:
+    def here(self) -> HeuristicKernel:
         """Return the kernel for the current device, or for the interpreter."""
         number = None if self.is_interpreted else _driver().device()
         kernel = self._made.get(number)

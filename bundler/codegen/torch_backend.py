@@ -11,7 +11,7 @@ for, or whose program fails in its first call, runs as torch has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -90,9 +90,14 @@ def triton_bundler(
     workers = chosen.pop("workers", None)
     worker_count(workers)
     switches = _switches(chosen, mode)
-    keep = switches.pop("keep")
-    policy = ProgramPolicy(**{one.name: switches.pop(one.name) for one in fields(ProgramPolicy)})
-    generated = GenerateOptions(**switches, policy=policy)
+    keep = switches["keep"]
+    policy = ProgramPolicy.of(switches)
+    generated = GenerateOptions(
+        verify=switches["verify"],
+        graphs=switches["graphs"],
+        upcast=switches["upcast"],
+        policy=policy,
+    )
     before = len(programs)
     compiler = partial(
         compile_graph, programs=programs, options=generated, workers=workers, keep=keep

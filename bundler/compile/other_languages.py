@@ -46,7 +46,7 @@ def refusal(method: str, where: str) -> UnsupportedLanguage:
 
 
 def _door(method: str) -> Callable[..., NoReturn]:
-    def refuse(_service: Any, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG001  # a method
         raise refusal(method, "compile service")
 
     refuse.__name__, refuse.__doc__ = method, f"Refuse {LANGUAGES[method]}."

@@ -368,7 +368,8 @@ def test_a_reduction_has_two_forms_where_a_measurement_tells():
 
 
 @pytest.mark.parametrize(
-    "others", [{"none": [0, 1, 2, 3]}, {"self": [0, 1, 2, 3]}, {"b": [0, 1, 2]}, {"b": [0, 1, 2, 4]}]
+    "others",
+    [{"none": [0, 1, 2, 3]}, {"self": [0, 1, 2, 3]}, {"b": [0, 1, 2]}, {"b": [0, 1, 2, 4]}],
 )
 def test_a_plan_whose_other_forms_cannot_be_is_refused(others):
     """They are kernels of the plan, each with a place for each of its parameters."""
@@ -395,9 +396,7 @@ def test_the_faster_form_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeyp
         return 1.0 if "_per_" in measured[-1] else 2.0
 
     monkeypatch.setattr(module_decorators, "_time_on_clones", held_is_faster)
-    program = generate(
-        lambda a: a.sum(1), [torch.empty(64, 2048)], device="cuda", options=MEASURED
-    )
+    program = generate(lambda a: a.sum(1), [torch.empty(64, 2048)], device="cuda", options=MEASURED)
     looped, held = program.kernels
     for machine in ("first", "second"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / machine))

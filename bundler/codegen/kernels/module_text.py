@@ -87,7 +87,6 @@ class KernelModules:
             self.kernels[name] = ProgramKernel(name, filled, text)
         return self.kernels[name]
 
-
     def add_other(self, kernel: ProgramKernel, text: KernelText) -> None:
         """Add a kernel that computes the same as another one, from the same arguments."""
         assert kernel.text is not None

@@ -325,7 +325,7 @@ def _fastest(
     others = entries[name].others
     source = joint_source((one, entries[one].source) for one in (name, *others)) if others else ""
     for record in records if others else ():
-        chosen = {key: value.plain() for key, value in record.config}.get("kernel")
+        chosen = str({key: value.plain() for key, value in record.config}.get("kernel"))
         if (
             chosen in others
             and _is_about(record, source, target)
@@ -399,9 +399,9 @@ def _choice(
 
 def _beyond(config: Mapping[str, Any], like: KernelChoice) -> KernelChoice | None:
     """Return what a record's config says, where it has the blocks of a candidate."""
-    counts = config.get("num_warps"), config.get("num_stages")
     blocks = {name: config.get(name) for name in like.blocks}
-    if not all(type(value) is int for value in (*counts, *blocks.values())):
+    warps, stages = config.get("num_warps"), config.get("num_stages")
+    if not all(type(value) is int for value in (warps, stages, *blocks.values())):
         return None
     options = {k.removeprefix(_OPTION): v for k, v in config.items() if k.startswith(_OPTION)}
-    return KernelChoice(blocks, *counts, options)
+    return KernelChoice(blocks, int(warps), int(stages), options)
