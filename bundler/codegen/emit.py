@@ -119,7 +119,9 @@ def emit_bundle(
         # In the heuristic's order: a replay takes the first one unless a tuning record names
         # another.
         choices = tuple(choice for choice, key in item.candidates if key in there)
-        entry, source = entries[item.name], source_part(program.modules[item.name].fn)
+        entry, module = entries[item.name], program.modules[item.name]
+        # Another policy's record, of a kernel of equal text, decides nothing of a deterministic one.
+        source = "" if module.policy.deterministic else source_part(module.fn)
         compiled = {str(item.target): choices} if choices else {}
         entries[item.name] = replace(entry, choices={**entry.choices, **compiled}, source=source)
     return merge([built.bundle, _of_plan(program.name, replace(program.plan, kernels=entries))])

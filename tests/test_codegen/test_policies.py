@@ -297,6 +297,12 @@ def gpu(tmp_path, monkeypatch):
     return driver, timed
 
 
+def plan_of(built):
+    """Return the plan that a bundle has."""
+    (entry,) = (one for one in built.opaque if program_name(one.path) is not None)
+    return read_plan(built.read(entry.artifact))
+
+
 @pytest.mark.toolchain
 def test_what_descent_found_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeypatch):
     """Another machine launches it, and measures nothing: none of the candidates is what was found."""
@@ -328,13 +334,20 @@ def test_what_descent_found_is_a_record_that_a_bundle_brings(gpu, tmp_path, monk
         timed.clear()
         assert driver.launches[-1].grid == (size // 4096, 1, 1)
         assert 4096 not in {config.kwargs["XBLOCK"] for config in made.configs}
-    built, brought = program.build(["cuda:90"]), bundler.Bundle.load(tmp_path / "x.tbundle")
-    (entry,) = (one for one in built.opaque if program_name(one.path) is not None)
-    plan = read_plan(built.read(entry.artifact))
-    # A replay without Triton launches it, too, where the bundle has record and kernel.
-    for bundle, expected in ((built, 1024), (merge([built, brought]), 4096)):
-        records = brought.tuning_records
-        launcher = StaticLauncher(plan, load(bundle, driver=driver), records)
+    brought = bundler.Bundle.load(tmp_path / "x.tbundle")
+    fixed = generate(function, [torch.empty(size)], device="cuda", options=DETERMINISTIC)
+    # A replay without Triton launches it, too, where the bundle has record and kernel; but not
+    # where nothing that was measured may decide.
+    for replayed, tuned, expected in (
+        (program, [], 1024),
+        (program, [brought], 4096),
+        (fixed, [brought], 1024),
+    ):
+        built = replayed.build(["cuda:90"])
+        bundle = merge([built, *tuned])
+        launcher = StaticLauncher(
+            plan_of(built), load(bundle, driver=driver), brought.tuning_records
+        )
         launcher.bound(name, {"xnumel": size})(OnTheGpu(), OnTheGpu(), size)
         assert driver.launches[-1].grid == (size // expected, 1, 1)
     (how, block, measured), second = found
@@ -418,8 +431,7 @@ def test_the_faster_form_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeyp
         assert driver.launches[-1].plan.kernel == held
     assert found == [("measured", held, [looped, held]), ("record", held, [])]
     built = program.build(["cuda:90"])
-    (entry,) = (one for one in built.opaque if program_name(one.path) is not None)
-    plan = read_plan(built.read(entry.artifact))
+    plan = plan_of(built)
     for bundle, expected in ((built, looped), (merge([built, brought]), held)):
         launcher = StaticLauncher(plan, load(bundle, driver=driver), bundle.tuning_records)
         launcher.bound(looped, {"xnumel": 64})(x, x, 64, 2048)
