@@ -7,8 +7,8 @@ asks for another compiler learns what this package does not compile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from bundler.errors import UnsupportedLanguage
 
@@ -45,27 +45,21 @@ def refusal(method: str, where: str) -> UnsupportedLanguage:
     )
 
 
-def _door(method: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG001  # a method
-        raise refusal(method, "compile service")
-
-    refuse.__name__, refuse.__doc__ = method, f"Refuse {LANGUAGES[method]}."
-    return refuse
-
-
 class OtherLanguages:
-    """The methods of torch's service that this one has no compiler for; each raises
-    `UnsupportedLanguage`.
+    """The methods of torch's service that this one has no compiler for: each raises
+    `UnsupportedLanguage`, whatever it is given.
     """
 
-    cpp = _door("cpp")
-    cpp_pybinding = _door("cpp_pybinding")
-    cuda = _door("cuda")
-    cutlass = _door("cutlass")
-    xpu = _door("xpu")
-    rocm = _door("rocm")
-    halide = _door("halide")
-    cutedsl = _door("cutedsl")
-    pallas = _door("pallas")
-    nv_universal_gemm = _door("nv_universal_gemm")
-    metal = _door("metal")
+    # Hidden from type checkers: to them it would make every misspelt name an `Any`.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in LANGUAGES:
+                raise AttributeError(
+                    f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+                )
+            return partial(_refuse, name)
+
+
+def _refuse(method: str, *_: Any, **__: Any) -> None:
+    raise refusal(method, "compile service")

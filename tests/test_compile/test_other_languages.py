@@ -16,6 +16,8 @@ def test_a_kernel_in_another_language_is_refused_by_name(method):
     """Whatever the arguments; the error says what this package compiles."""
     refused = pytest.raises(UnsupportedLanguage, match="expected a Triton kernel")
     with CompileService(1) as service, refused as caught:
+        with pytest.raises(AttributeError, match="no attribute 'fortran'"):
+            service.fortran("source")
         getattr(service, method)("source", dst_file_ext="so")
     assert (caught.value.method, caught.value.language) == (method, LANGUAGES[method])
     assert isinstance(caught.value, NotImplementedError)
