@@ -401,7 +401,9 @@ def _beyond(config: Mapping[str, Any], like: KernelChoice) -> KernelChoice | Non
     """Return what a record's config says, where it has the blocks of a candidate."""
     blocks = {name: config.get(name) for name in like.blocks}
     warps, stages = config.get("num_warps"), config.get("num_stages")
-    if not all(type(value) is int for value in (warps, stages, *blocks.values())):
+    if not (isinstance(warps, int) and isinstance(stages, int)):
+        return None
+    if not all(isinstance(block, int) for block in blocks.values()):
         return None
     options = {k.removeprefix(_OPTION): v for k, v in config.items() if k.startswith(_OPTION)}
-    return KernelChoice(blocks, int(warps), int(stages), options)
+    return KernelChoice(blocks, warps, stages, options)
