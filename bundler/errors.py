@@ -31,6 +31,7 @@
     ├── NoValidConfig                      every candidate configuration failed
     ├── OperatorFailed (also RuntimeError)  an operator that a loaded program calls refused its arguments
     ├── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
+    ├── UnsupportedLanguage (also NotImplementedError)  a kernel in another language than Triton
     ├── UnsupportedInterpreter (also ImportError)  what we need does not load in this interpreter
     └── WrongResult                    a generated program computes something else than eager torch
 
@@ -259,6 +260,14 @@ class UnsupportedOperator(BundlerError, TypeError):
     """
 
     code = "unsupported-operator"
+
+
+class UnsupportedLanguage(BundlerError, NotImplementedError):
+    """A kernel is asked for in a language that this package does not compile; `language` and
+    `method`, the one of torch's compile service, say which.
+    """
+
+    code = "unsupported-language"
 
 
 class UnsupportedInterpreter(BundlerError, ImportError):

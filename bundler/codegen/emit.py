@@ -28,7 +28,7 @@ from bundler.format.opaque_files import program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.allowed_operators import unlisted
-from bundler.runtime.program.program_plan import KernelChoice, ProgramPlan
+from bundler.runtime.program.program_plan import KernelChoice, Launch, ProgramPlan
 from bundler.toolchain.compile_call import float8_types
 from bundler.toolchain.tuner_toolchain import source_part
 
@@ -103,9 +103,13 @@ def emit_bundle(
     ]
     built = build(plan, workers)
     there = {kernel.key for kernel in built.bundle.kernels}
-    # A later candidate may fail, as one that needs more shared memory than the device has; without
-    # the first one the program could not run.
-    if built.failures and not all(item.candidates[0][1] in there for item in planned):
+    # A later candidate may fail, as one that needs more shared memory than the device has, and so may
+    # a kernel that another one computes the same as; without the first one of all others the
+    # program could not run.
+    spare = {other for entry in program.plan.kernels.values() for other in entry.others}
+    spare -= {step.kernel for step in program.plan.steps if isinstance(step, Launch)}
+    needed = [item for item in planned if item.name not in spare]
+    if built.failures and not all(item.candidates[0][1] in there for item in needed):
         first = built.failures[0]
         raise CompileFailed(
             f"{first.name} for {first.target}: {first.reason}", name=first.name, reason=first.reason
@@ -115,10 +119,11 @@ def emit_bundle(
         # In the heuristic's order: a replay takes the first one unless a tuning record names
         # another.
         choices = tuple(choice for choice, key in item.candidates if key in there)
-        entry, source = entries[item.name], source_part(program.modules[item.name].fn)
-        entries[item.name] = replace(
-            entry, choices={**entry.choices, str(item.target): choices}, source=source
-        )
+        entry, module = entries[item.name], program.modules[item.name]
+        # Another policy's record, of a kernel of equal text, decides nothing of a deterministic one.
+        source = "" if module.policy.deterministic else source_part(module.fn)
+        compiled = {str(item.target): choices} if choices else {}
+        entries[item.name] = replace(entry, choices={**entry.choices, **compiled}, source=source)
     return merge([built.bundle, _of_plan(program.name, replace(program.plan, kernels=entries))])
 
 

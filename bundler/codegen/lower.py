@@ -37,6 +37,7 @@ from bundler.codegen.channels_last import (
     in_channels_last,
     is_convolution,
 )
+from bundler.codegen.determinism import refuse_unordered
 from bundler.codegen.graph_errors import located
 from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
@@ -60,6 +61,7 @@ from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
 from bundler.codegen.lowerings.view_lowerings import reshaped
+from bundler.codegen.source_nodes import SourceNodes
 from bundler.codegen.trace import EXPORTED, MODULE_NAMES, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.program.program_plan import HOST
@@ -147,6 +149,7 @@ class LoweredGraph:
         guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles;
             returns False where torch takes no guard any more.
         asked: what `guarded` asked torch for.
+        sources: which nodes fill which buffers.
     """
 
     builder: GraphBuilder
@@ -165,25 +168,34 @@ class LoweredGraph:
     conditions: Callable[[], list[str]] = list
     asked: list[NarrowGuard] = field(default_factory=list)
     callers_results: int | None = None
+    sources: SourceNodes = field(default_factory=SourceNodes)
 
 
-def lower_graph(module: fx.GraphModule) -> LoweredGraph:
+def lower_graph(module: fx.GraphModule, *, deterministic: bool = False) -> LoweredGraph:
     """Lower every operator of a graph.
 
     Args:
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
+        deterministic: let no kernel write in an order that is open, as after
+            `torch.use_deterministic_algorithms(True)`.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
-            has to run as it is then.
+            has to run as it is then; or, where the order has to be the same and torch's switch is
+            off, an operator of torch's that has none.
     """
-    return _Reader(module).read()
+    ordered = torch.are_deterministic_algorithms_enabled()
+    graph = _Reader(module, deterministic=deterministic or ordered).read()
+    if deterministic and not ordered:
+        refuse_unordered(graph.builder.nodes)
+    return graph
 
 
 class _Reader:
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, *, deterministic: bool) -> None:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
+        self._graph.builder.deterministic = deterministic
         self._values: dict[fx.Node, Any] = {}
         # Nodes whose values leave the graph and are read inside of it too, so that both must have
         # the same bits.
@@ -201,12 +213,12 @@ class _Reader:
         self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.hints = self._sizes.hints
-        self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
 
     def read(self) -> LoweredGraph:
         for node in self._module.graph.nodes:
             with located(node):
                 self._values[node] = self._value_of(node)
+            self._graph.sources.lowered(node, self._values[node], self._graph.builder.buffers)
         self._graph.values = {name: value.text for name, value in self._sizes.values.items()}
         self._check_shown()
         return self._graph

@@ -9,10 +9,11 @@ target's device (`on`); a program that runs it asks for those of the device that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.compile.compile_job import Job, SourceRef
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
@@ -27,13 +28,21 @@ from bundler.runtime.heuristics.facts import (
     TileHint,
 )
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+from bundler.runtime.tuning.multi_kernel import (
+    MultiKernel,
+    MultiKernelRecords,
+    timed_on_clones,
+)
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Meta = Mapping[str, Any]
 # Equal to `kernel_plan.LARGEST_BLOCK`: text leaves masks out where a size is a multiple of it.
 _LARGEST_X = 4096
+# So long torch measures each of several kernels that compute the same.
+_REP_MS = 40.0
 # The device whose candidates Triton's interpreter runs: large blocks, so fewer steps in Python.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
 
@@ -48,6 +57,7 @@ def heuristic(
     reduction_hint: str | None = None,
     min_elem_per_thread: int = 0,
     add_persistent_rblock: bool = False,
+    one_element_per_thread: bool = False,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -57,7 +67,7 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread, add_persistent_rblock: as `Facts` has them.
+        min_elem_per_thread, add_persistent_rblock, one_element_per_thread: as `Facts` has them.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -67,6 +77,8 @@ def heuristic(
         no_x_dim=inductor_meta["no_x_dim"],
         min_elem_per_thread=min_elem_per_thread,
         add_persistent_rblock=add_persistent_rblock,
+        one_element_per_thread=one_element_per_thread,
+        contiguous_row=reduction_hint != "OUTER",
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,
     )
@@ -109,6 +121,13 @@ class ModuleKernel:
     reduction_hint: str | None = None
     # By the number of the device; None stands for the interpreter.
     _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
+    # By the number of the device and the names of the others.
+    _several: dict[tuple[int | str, ...], MultiKernel] = field(default_factory=dict, repr=False)
+
+    @property
+    def policy(self) -> ProgramPolicy:
+        """How it gets its configuration."""
+        return ProgramPolicy.of(self.inductor_meta)
 
     @property
     def compile_options(self) -> dict[str, Any]:
@@ -124,10 +143,21 @@ class ModuleKernel:
         options: TunerOptions | None = None,
         source: SourceRef | None = None,
     ) -> HeuristicKernel:
-        """Return the kernel with candidates and grid for a device; `source` is where another
-        process finds it.
+        """Return the kernel with candidates and grid for a device.
+
+        Args:
+            device: that it will run on.
+            policy: for the heuristics; None takes that of its own policy.
+            options: of its tuner.
+            source: where another process finds it.
         """
-        setting = Setting(device, self.facts, policy or Policy())
+        wanted, options = self.policy, options or TunerOptions()
+        setting = Setting(device, self.facts, policy or wanted.candidates)
+        if options.gigabytes is None:
+            options = replace(options, gigabytes=self.inductor_meta["kernel_num_gb"])
+        # A thread has to hold several elements for some conversions, which descent does not know.
+        if options.descent is None and not self.facts.min_elem_per_thread:
+            options = replace(options, descent=wanted.descent)
         launch: dict[str, Any] = {
             "mutated": self.inductor_meta["mutated_arg_names"],
             "constants": self.triton_meta["constants"],
@@ -136,6 +166,9 @@ class ModuleKernel:
             "grid": self.inductor_meta["grid_type"],
             "source": source,
         }
+        if setting.policy.max_autotune:
+            # All of a kind lack some that its sizes suggest.
+            launch["first"] = self.on(device, Policy()).configs
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
             return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
@@ -190,17 +223,51 @@ class ModuleKernel:
 
     def bound(self) -> Callable[..., None]:
         """Return what does as `run`, as long as the current device is the same."""
+        kernel = self.here()
+        return functools.partial(_interpret, kernel) if self.is_interpreted else kernel.run
+
+    def bound_among(
+        self, others: Mapping[str, tuple[ModuleKernel, Sequence[int]]]
+    ) -> Callable[..., None]:
+        """Return what does as `run` by whichever is fastest of this kernel and others, which the
+        first call measures unless a record tells; as long as the current device is the same.
+
+        Args:
+            others: by name, each with the places of its arguments among those of a call.
+        """
+        if not others or self.is_interpreted:
+            return self.bound()
+        key = (_driver().device(), *others)
+        if key not in self._several:
+            name = self.fn.__name__
+            made = {name: self.here(), **{k: one.here() for k, (one, _) in others.items()}}
+            self._several[key] = MultiKernel(
+                name,
+                {kernel: one.run for kernel, one in made.items()},
+                _time_on_clones,
+                arguments={kernel: places for kernel, (_, places) in others.items()},
+                records=MultiKernelRecords(name, made, made[name].tuned.options),
+            )
+        return self._several[key]
+
+    def here(self) -> HeuristicKernel:
+        """Return the kernel for the current device, or for the interpreter."""
         number = None if self.is_interpreted else _driver().device()
         kernel = self._made.get(number)
         if kernel is None:
             device = _INTERPRETED if number is None else current_device()
             kernel = self._made[number] = self.on(device)
-        return kernel.run if number is not None else functools.partial(_interpret, kernel)
+        return kernel
 
     @cached_property
     def is_interpreted(self) -> bool:
         """Whether it runs in Triton's interpreter."""
         return toolchain.interpreted(self.fn)
+
+
+def _time_on_clones(kernel: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Return the milliseconds of a launch; the clock is made here, since it needs a GPU."""
+    return timed_on_clones(CudaClock(rep_ms=_REP_MS))(kernel, args)
 
 
 def _interpret(kernel: HeuristicKernel, *args: Any) -> None:
@@ -227,4 +294,10 @@ def current_device() -> Device:
         if driver.backend == "cuda" and properties.arch.isdigit()
         else None
     )
-    return Device(driver.backend, properties.multiprocessors, properties.warp_size, major)
+    return Device(
+        driver.backend,
+        properties.multiprocessors,
+        properties.warp_size,
+        major,
+        max_threads_per_block=properties.max_threads_per_block,
+    )

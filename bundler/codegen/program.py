@@ -21,15 +21,16 @@ from typing import Any, Literal
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, untraceable
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
-from bundler.codegen.kernels.module_text import ProgramKernel
+from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
-from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import KernelEntry, ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
@@ -56,6 +57,9 @@ class GenerateOptions:
             too, and raise where results differ.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
+        upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
+            result is rounded, as eager torch rounds it.
+        policy: how kernels get their configurations.
     """
 
     name: str = ""
@@ -66,6 +70,8 @@ class GenerateOptions:
     nan_checks: bool = False
     verify: bool = False
     graphs: bool = False
+    upcast: bool = True
+    policy: ProgramPolicy = field(default_factory=ProgramPolicy)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,9 @@ class Program:
         host_constants: names of those that lie on the host, beside the device; `run` takes the
             others to the device.
         result_strides: of each result, None where it is no tensor or they change.
+        comments: kernel -> for each launch the lines of a comment that says which nodes of the
+            graph and lines of the user's program it computes; none where another process generated
+            the program.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -105,6 +114,7 @@ class Program:
     verifier: Verifier | None = None
     host_constants: frozenset[str] = frozenset()
     result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
+    comments: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -226,7 +236,7 @@ class Program:
         runner = GraphRunner if self.options.graphs and not checks else ProgramRunner
         return runner(
             self.plan,
-            launch(self.modules),
+            launch(self.modules, self.plan.kernels),
             memory,
             constants,
             memory.seeds,
@@ -237,12 +247,16 @@ class Program:
 class _JitLauncher:
     """Launches the kernels of modules by Triton's JIT, or its interpreter."""
 
-    def __init__(self, modules: Mapping[str, Any]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Mapping[str, Any], entries: Mapping[str, KernelEntry]) -> None:
+        self._modules, self._entries = modules, entries
 
     def bound(self, name: str, _sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel, whose grid follows from its arguments."""
-        found: Callable[..., None] = self._modules[name].bound()
+        others = {
+            other: (self._modules[other], places)
+            for other, places in self._entries[name].others.items()
+        }
+        found: Callable[..., None] = self._modules[name].bound_among(others)
         return found
 
 
@@ -342,17 +356,22 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
-        graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
+        graph = importlib.import_module("bundler.codegen.lower").lower_graph(
+            placed, deterministic=options.policy.deterministic
+        )
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True
     graph.guards = [] if guarded else graph.conditions()
+    # After torch.use_deterministic_algorithms(True) nothing is measured either, as in TorchInductor.
+    policy = ProgramPolicy(deterministic=True) if graph.builder.deterministic else options.policy
     with refusals("the schedule"):
         built = schedule_program(
             graph,
             None if options.wide_indices else bounded,
             asserted=options.assert_indices,
-            harness=options.benchmark_harness,
+            upcast=options.upcast,
+            modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
         )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
@@ -372,6 +391,9 @@ def program_of_graph(
         )
         file.write(kept, graph.asked)
     verifier = Verifier(module, built.plan, graph.callers_results) if options.verify else None
+    comments: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for name, filled in built.launches:
+        comments[name] = (*comments.get(name, ()), graph.sources.comment(filled))
     return Program(
         built.kernels,
         built.plan,
@@ -383,6 +405,7 @@ def program_of_graph(
         verifier,
         away,
         strides,
+        comments,
     )
 
 

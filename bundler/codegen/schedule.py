@@ -10,13 +10,20 @@ The maximum and the sum of a softmax over long rows become two reductions of one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, write_kernel
+from bundler.codegen.kernels.kernel_plan import (
+    LARGEST_NARROW,
+    Bounded,
+    KernelText,
+    has_two_forms,
+    write_kernel,
+)
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
@@ -75,42 +82,55 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class ScheduledProgram:
-    """Kernels by name, and what to do with them."""
+    """Kernels by name, and what to do with them.
+
+    Attributes:
+        kernels, plan: of the program.
+        groups: of nodes, each a launch or a call.
+        launches: kernel and the buffers that it fills, in order.
+    """
 
     kernels: Mapping[str, ProgramKernel]
     plan: ProgramPlan
     groups: tuple[LoopGroup, ...] = field(repr=False)
+    launches: tuple[tuple[str, tuple[str, ...]], ...] = field(repr=False)
 
 
 def schedule_program(
-    graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True, harness: bool = False
+    graph: Graph,
+    bounded: Bounded | None = None,
+    *,
+    asserted: bool = True,
+    upcast: bool = True,
+    modules: KernelModules | None = None,
 ) -> ScheduledProgram:
     """Return the program of a graph.
 
     Args:
         graph: that was read.
-        bounded, asserted: as `write_kernel` has them.
-        harness: as `KernelModules` has it.
+        bounded, asserted, upcast: as `write_kernel` has them.
+        modules: that get the kernels; None for plain ones.
     """
-    return _Scheduler(graph, bounded, asserted=asserted, harness=harness).build()
+    writer = partial(write_kernel, bounded=bounded, asserted=asserted, upcast=upcast)
+    return _Scheduler(graph, writer, modules or KernelModules()).build()
 
 
 class _Scheduler:
     def __init__(
-        self, graph: Graph, bounded: Bounded | None, *, asserted: bool, harness: bool
+        self, graph: Graph, write: Callable[..., KernelText], modules: KernelModules
     ) -> None:
-        self._graph, self._builder, self._bounded, self._asserted = (
+        self._graph, self._builder, self._write, self._modules = (
             graph,
             graph.builder,
-            bounded,
-            asserted,
+            write,
+            modules,
         )
         # Size -> the largest value that the 32-bit indices of some kernel allow.
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
-        self._modules = KernelModules(harness=harness)
         self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
         self._steps: list[Step] = []
+        self._launches: list[tuple[str, tuple[str, ...]]] = []
         # Memory reuse: buffer -> the buffer whose memory it took over.
         self._alias: dict[str, str] = {}
         # Memory -> the buffers that took it over, in the order of the program.
@@ -147,7 +167,7 @@ class _Scheduler:
             self._size_places(),
             tuple(self._steps),
             tuple(self._output(item) for item in self._graph.outputs),
-            {name: _entry(kernel) for name, kernel in kernels.items()},
+            {name: self._entry(kernel) for name, kernel in kernels.items()},
             tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
             dict(sorted(self._limits.items())),
             dict(self._graph.values),
@@ -158,7 +178,7 @@ class _Scheduler:
                 if name in self._buffers
             },
         )
-        return ScheduledProgram(kernels, plan, tuple(groups))
+        return ScheduledProgram(kernels, plan, tuple(groups), tuple(self._launches))
 
     def _alive(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes without those that nobody needs: what they write is neither read nor
@@ -214,18 +234,21 @@ class _Scheduler:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = _reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(
+        write = partial(
+            self._write,
             group,
             self._builder.pool,
             self._buffers,
             removed,
             reused,
             self._graph.hints,
-            self._bounded,
-            asserted=self._asserted,
         )
+        text = write()
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
+        if self._modules.policy.get("multi_kernel") and has_two_forms(text):
+            self._modules.add_other(kernel, write(held=text.kind == "reduction"))
+        self._launches.append((kernel.name, text.buffers))
         for name in sorted(written - removed, key=_order):
             if name in reused:
                 # The chain may be long: the memory is that of the first buffer in it.
@@ -336,20 +359,20 @@ class _Scheduler:
             return Output(self._memory(item.buffer), seen, fresh=item.fresh)
         return Output(None, size=None if item is None else size_text(item))
 
+    def _entry(self, kernel: ProgramKernel) -> KernelEntry:
+        text = kernel.text
+        assert text is not None
+        return KernelEntry(
+            str(inductor_meta(text)["grid_type"]),
+            tuple(parameter.name for parameter in text.parameters),
+            others=self._modules.others.get(kernel.name, {}),
+        )
+
     def _spec(self, layout: TensorLayout) -> TensorSpec:
         sizes, strides = (
             tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides)
         )
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
-
-
-def _entry(kernel: ProgramKernel) -> KernelEntry:
-    text = kernel.text
-    assert text is not None
-    return KernelEntry(
-        str(inductor_meta(text)["grid_type"]),
-        tuple(parameter.name for parameter in text.parameters),
-    )
 
 
 def _order(name: str) -> tuple[int, str]:

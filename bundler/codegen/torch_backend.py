@@ -11,6 +11,7 @@ for, or whose program fails in its first call, runs as torch has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
@@ -38,8 +40,23 @@ from bundler.package_loggers import logger
 aten = torch.ops.aten
 _log = logger("bundler.codegen")
 _WHOLE_GRAPH = "the whole graph"
-# torch.compile's modes -> whether calls are launched as CUDA graphs.
-_GRAPHS_OF_MODES = {None: False, "default": False, "reduce-overhead": True}
+_TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
+# torch.compile's modes -> what they switch on.
+MODES: Mapping[str | None, Mapping[str, bool]] = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {"graphs": True},
+    "max-autotune-no-cudagraphs": _TUNED,
+    "max-autotune": {**_TUNED, "graphs": True},
+}
+# The options that are True or False, and what they are where nothing is said of them.
+_SWITCHES = {
+    "verify": False,
+    "graphs": False,
+    "upcast": True,
+    **asdict(ProgramPolicy()),
+    "keep": True,
+}
 
 
 def triton_bundler(
@@ -59,8 +76,11 @@ def triton_bundler(
             eager torch's; `graphs`, whether repeated calls are launched as CUDA graphs; `workers`,
             how many processes compile kernels while torch traces on, None for one a core, 1 for
             none; `keep`, whether programs are kept in the user's cache directory, where the next
-            process finds them.
-        mode: None and `default`; `reduce-overhead` is the option `graphs`.
+            process finds them; `upcast`, as `GenerateOptions` has it, and the fields of
+            `ProgramPolicy`.
+        mode: None and `default`; `reduce-overhead` is the option `graphs`;
+            `max-autotune-no-cudagraphs` the options `max_autotune` and `coordinate_descent_tuning`;
+            `max-autotune` all three.
 
     Raises:
         ConfigError: another option, or another mode.
@@ -71,7 +91,13 @@ def triton_bundler(
     worker_count(workers)
     switches = _switches(chosen, mode)
     keep = switches["keep"]
-    generated = GenerateOptions(verify=switches["verify"], graphs=switches["graphs"])
+    policy = ProgramPolicy.of(switches)
+    generated = GenerateOptions(
+        verify=switches["verify"],
+        graphs=switches["graphs"],
+        upcast=switches["upcast"],
+        policy=policy,
+    )
     before = len(programs)
     compiler = partial(
         compile_graph, programs=programs, options=generated, workers=workers, keep=keep
@@ -88,7 +114,8 @@ def triton_bundler(
         # Else torch would give checkpointed parts generators of their own, as objects in the graph;
         # `lower` knows the state of torch's generator alone.
         with functorch_config.patch(graphsafe_rng_functionalization=False):
-            return compiled(with_attention(module), example_inputs)
+            taken = module if policy.deterministic else with_attention(module)
+            return compiled(taken, example_inputs)
     # torch handles its own: it compiles anew, or without this graph.
     except (TorchDynamoException, BundlerError):
         raise
@@ -103,23 +130,22 @@ def triton_bundler(
 
 def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
     """Return the options that are on or off; raises `ConfigError` as `triton_bundler`."""
-    if mode not in _GRAPHS_OF_MODES:
+    if mode not in MODES:
         raise ConfigError(
             f"backend triton_bundler: mode={mode!r}: expected one of"
-            f" {', '.join(str(name) for name in _GRAPHS_OF_MODES if name)}",
+            f" {', '.join(str(name) for name in MODES if name)}",
             got=mode,
         )
-    known = {"verify": False, "graphs": _GRAPHS_OF_MODES[mode], "keep": True}
-    unknown = sorted(chosen.keys() - known.keys())
+    unknown = sorted(chosen.keys() - _SWITCHES.keys())
     wrong = [f"{name}={value!r}" for name, value in chosen.items() if not isinstance(value, bool)]
     if unknown or wrong:
         raise ConfigError(
             "backend triton_bundler: expected the options programs, a list, workers, a number, and"
-            f" {', '.join(known)}, True or False, got"
+            f" {', '.join(_SWITCHES)}, True or False, got"
             f" {', '.join(map(repr, unknown)) or wrong[0]}",
             got=unknown or dict(chosen),
         )
-    return known | dict(chosen)
+    return {**_SWITCHES, **MODES[mode], **chosen}
 
 
 def _compile_forward(
@@ -188,6 +214,9 @@ def compile_graph(
                 refuse_missing_types(program.sources, current_target())
             elsewhere = program.kernels and program.device == "cpu" and not program.is_interpreted
     except BundlerError as error:
+        # torch's own run would give other numbers from call to call as well.
+        if error.facts.get("deterministic"):
+            raise
         return _as_it_is(module, programs, error.message)
     if elsewhere:
         return _as_it_is(

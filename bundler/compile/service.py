@@ -33,6 +33,7 @@ from bundler.compile.job_futures import (
     outcome_of,
     resolve_scope,
 )
+from bundler.compile.other_languages import OtherLanguages
 from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
 from bundler.compile.worker_messages import JobEnvironment, as_failure, resolve
 from bundler.compile.worker_pool import (
@@ -66,7 +67,7 @@ SLOTS = 4096
 Once = Callable[[Job, Callable[[], Compiled]], Compiled]
 
 
-class CompileService:
+class CompileService(OtherLanguages):
     """Compiles kernels on all cores, and survives whatever a compile does to its process.
 
     ::

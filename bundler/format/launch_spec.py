@@ -9,7 +9,7 @@ them, our tuners write tuning records.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ import msgspec
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
 from bundler.format.constant_values import Value, encode, is_plain, value_of_pair
+from bundler.format.digest import sha256
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -232,6 +233,13 @@ _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
 _SPEC_LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
 _MAYBE = (int, type(None))
 _SPEC_KINDS: tuple[Any, ...] = (str, *[int] * 4, *[_MAYBE] * 5, bool, bool, list)
+
+
+def joint_source(sources: Iterable[tuple[str, str]]) -> str:
+    """Return what names the sources of several kernels together, as (name, what names its source),
+    for the record that says which of them runs.
+    """
+    return sha256(wire.pack([list(one) for one in sources])).hex()
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,6 +26,7 @@ from typing import Any
 from bundler.compile.compile_job import SourceRef
 from bundler.compile.compile_worker import import_triton
 from bundler.compile.job_futures import CompileFuture
+from bundler.compile.other_languages import LANGUAGES, refusal
 from bundler.compile.service import CompileService
 from bundler.compile.source_modules import module_of_text
 from bundler.errors import CompileFailed, ConfigError, FormatError
@@ -204,13 +205,24 @@ class GeneratedKernels(dict[str, GeneratedKernel]):
 
     Attributes:
         multi_kernels: dispatchers over these kernels, by name, called as the wrapper calls them.
+        others: kernels of the wrapper in other languages: name -> method of torch's compile
+            service; who asks for one gets an `UnsupportedLanguage`.
     """
 
     multi_kernels: dict[str, Dispatcher]
 
-    def __init__(self, kernels: Mapping[str, GeneratedKernel] | None = None) -> None:
+    def __init__(
+        self,
+        kernels: Mapping[str, GeneratedKernel] | None = None,
+        others: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(kernels or {})
-        self.multi_kernels = {}
+        self.multi_kernels, self.others = {}, dict(others or {})
+
+    def __missing__(self, name: str) -> GeneratedKernel:
+        if name in self.others:
+            raise refusal(self.others[name], name)
+        raise KeyError(name)
 
 
 def load_generated(
@@ -241,6 +253,7 @@ def load_generated(
 
     Raises:
         FormatError: the file is neither, or no Python.
+        UnsupportedLanguage: no kernel of the wrapper is one of Triton.
         CompileFailed: a module raises when it is imported; the error is its cause.
         ConfigError: torch is not installed, or a kernel's metadata cannot be understood.
         NotFound, AccessDenied: the file cannot be read.
@@ -255,14 +268,16 @@ def load_generated(
         raise FormatError(f"{name}: not a Python module: {error}", name=name) from error
     if _is_kernel_module(tree):
         return GeneratedKernels(_import(text, name, settings))
-    sources = _kernel_sources(tree)
+    sources, others = _kernel_sources(tree), _other_kernels(tree)
+    if not sources and others:
+        raise refusal(next(iter(others.values())), name)
     if not sources:
         raise FormatError(
             f"{name}: neither a kernel module of Inductor's nor a wrapper with kernels in it;"
             " expected a function under @triton_heuristics, or calls of async_compile.triton",
             name=name,
         )
-    found = GeneratedKernels()
+    found = GeneratedKernels(others=others)
     for kernel, source in sources.items():
         made = _import(source, f"{name}:{kernel}", settings)
         if len(made) == 1:
@@ -346,6 +361,19 @@ def _kernel_sources(tree: ast.Module) -> dict[str, str]:
             case ast.Call() if id(node) not in named:
                 if (source := _source_of(node)) is not None:
                     found[source[0]] = source[1]
+    return found
+
+
+def _other_kernels(tree: ast.Module) -> dict[str, str]:
+    """Return the kernels of a wrapper in other languages: name -> method of the compile service."""
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=variable)],
+                value=ast.Call(func=ast.Attribute(attr=method, value=ast.Name(id="async_compile"))),
+            ) if method in LANGUAGES:
+                found[variable] = method
     return found
 
 

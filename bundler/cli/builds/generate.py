@@ -103,9 +103,7 @@ def generate_command(
         program = _generated(function, inputs, target, verify=verify, **options)
     _compare_weights(program, weights)
     if show and not screen.as_json:
-        for kernel, source in program.sources.items():
-            screen.line(kernel, style="bold")
-            screen.text(source)
+        _show_kernels(screen, program)
     for fallback in program.fallbacks:
         screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
     summaries = [summary_of(program.name, program.plan)]
@@ -141,6 +139,14 @@ def _compare_weights(program: Program, files: Sequence[str]) -> None:
         plan = program.plan
         others = [name for name in plan.constants if not plan.weights[name].names]
         check_weights(plan, stored_tensors(files), dict.fromkeys(others))
+
+
+def _show_kernels(screen: Screen, program: Program) -> None:
+    for kernel, source in program.sources.items():
+        screen.line(kernel, style="bold")
+        for comment in program.comments.get(kernel, ()):
+            screen.text("\n".join(comment))
+        screen.text(source)
 
 
 @contextlib.contextmanager

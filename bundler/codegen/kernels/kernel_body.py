@@ -41,6 +41,7 @@ from bundler.codegen.kernels.scan_text import ScanWriter
 from bundler.codegen.loops.data_types import (
     cast_text,
     compute_type,
+    data_type,
     elements_per_thread,
     loaded_text,
     stored_text,
@@ -63,6 +64,8 @@ _NUMBERS = {"fp64": "float64", "i64": "int64", "u64": "uint64"}
 _INFIX_NUMBERS = frozenset(
     {"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
 )
+# Their results are 16-bit floats where their arguments are.
+_EXACT = frozenset({"neg", "abs", "where", "maximum", "minimum", "relu"})
 # Stands in a line for the policy of a load until the whole body is written.
 _MARK = re.compile(r"LOAD_(\d+)_AGAIN")
 _RELAXED = "sem='relaxed'"
@@ -196,7 +199,7 @@ class BodyWriter:
             loop.kind, item.value, value, loop.kind.startswith("arg")
         )
         scope.lines += lines
-        self._results[loop.buffer, item.index] = result
+        self._results[loop.buffer, item.index] = self._in_its_type(result, loop.kind)
         if loop.buffer not in self._shape.removed:
             self._store(item, result)
 
@@ -315,9 +318,16 @@ class BodyWriter:
         if term.operator == "to_dtype":
             self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
-        return self._line(
-            term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term)))
-        )
+        value = operation_text.render(term.operator, arguments, **dict(options_of(term)))
+        return self._line(term, masks, self._in_its_type(value, term.operator))
+
+    def _in_its_type(self, value: Value, operator: str) -> Value:
+        """Return an operator's result, rounded to the 16-bit float that it is where that was asked
+        for; the compiler makes one of such an operation and its conversions.
+        """
+        if self._shape.upcast or operator in _EXACT or not data_type(value.dtype).is_half:
+            return value
+        return Value(cast_text(value.text, value.dtype, value.dtype, rounded=True), value.dtype)
 
     def _scanned(self, term: Term) -> Value:
         """Return one result of a scan, and keep the others for who reads them."""
@@ -325,6 +335,7 @@ class BodyWriter:
         values = [self._value(item, ()) for item in term.terms]
         self.num_reduction += 1
         results, lines = self._scans.scan(combination, values)
+        results = [self._in_its_type(result, "scan") for result in results]
         scope = self._scope_of(term, ())
         scope.lines += lines
         for number, result in enumerate(results):

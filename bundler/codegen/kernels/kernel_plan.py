@@ -22,6 +22,7 @@ from bundler.codegen.kernels.kernel_arguments import (
 )
 from bundler.codegen.kernels.kernel_body import BodyWriter
 from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
+from bundler.codegen.kernels.memory_traffic import gigabytes
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
 from bundler.codegen.loops.loop_terms import TermPool, loads_of
@@ -32,6 +33,10 @@ from bundler.runtime.heuristics.block_limits import pow2_up
 # A row of up to so many elements is held whole: where memory runs along it, and where it runs
 # across, so that a block also has to span neighbouring rows.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
+# Kernels in which each thread reads one boundary after the other gain by few elements of a thread.
+_SEARCHES = frozenset({"bucketize", "searchsorted"})
+# Where a measurement tells, rows of so many times that length may be held whole, as in torch.
+_MEASURED_ROWS = 16
 # Masks are left out on the strength of this: no candidate has larger blocks, nor larger ones than
 # the power of two at or above a size.
 LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
@@ -80,6 +85,7 @@ class KernelText:
             says nothing.
         elements: how many neighbouring elements a thread has to hold.
         functions: texts of functions that the body calls.
+        gigabytes: how much memory a launch moves, for the example's sizes.
     """
 
     kind: str
@@ -100,6 +106,7 @@ class KernelText:
     examples: tuple[Any, ...] = ()
     elements: int = 1
     functions: tuple[str, ...] = ()
+    gigabytes: float = 0.0
 
 
 def write_kernel(
@@ -112,6 +119,8 @@ def write_kernel(
     bounded: Bounded | None = None,
     *,
     asserted: bool = True,
+    upcast: bool = True,
+    held: bool | None = None,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -125,6 +134,8 @@ def write_kernel(
         bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every
             call; None where none may.
         asserted: whether indices that are read are asserted to be in range.
+        upcast: as `KernelShape` has it.
+        held: whether rows are held whole; None for what their length suggests.
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
@@ -132,7 +143,7 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
-    persistent = reduces and _is_short(space, inner=inner)
+    persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
     bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
@@ -143,6 +154,7 @@ def write_kernel(
         wide,
         removed,
         asserted,
+        upcast,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -159,6 +171,9 @@ def write_kernel(
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
+    examples = tuple(_example(p, buffers, size_hints) for p in parameters)
+    origins = frozenset().union(*(loop.origins for loop in group.loops))
+    elements = _hint(numel([d.numel for d in space.dimensions]), size_hints)
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
@@ -176,13 +191,26 @@ def write_kernel(
         atomic=writer.atomic,
         elements=writer.elements,
         functions=writer.functions,
-        origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
+        origins=tuple(sorted(origins)),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
-        examples=tuple(_example(p, buffers, size_hints) for p in parameters),
-        facts=_facts(space, writer.repeated, inner=inner and not persistent),
+        examples=examples,
+        gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
+        facts={
+            **_facts(space, writer.repeated, inner=inner and not persistent),
+            **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
+        },
     )
+
+
+def has_two_forms(text: KernelText) -> bool:
+    """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
+    may tell.
+    """
+    row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
+    limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
+    return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:

@@ -67,6 +67,8 @@ class KernelShape:
         removed: buffers that no other kernel reads, so they are not stored.
         asserted: whether indices that are read are asserted to be in range, where nothing proves
             it.
+        upcast: whether 16-bit floats have the precision of float32 until they are stored; else each
+            operator's result is rounded.
     """
 
     space: IterationSpace
@@ -75,6 +77,7 @@ class KernelShape:
     wide: bool
     removed: frozenset[str]
     asserted: bool = True
+    upcast: bool = True
 
     @property
     def looped(self) -> bool:

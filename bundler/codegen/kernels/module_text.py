@@ -4,22 +4,21 @@ equal ones.
 
 A module imports Triton, our helper functions and our decorators, and nothing of torch.  Its text
 says all that is known of the kernel beside its lines: size hints, signature, alignment, statistics.
-The name is put in last, so that kernels that differ in their names alone are one.
+The name, and how much memory a launch moves, are put in last, so that kernels that differ in these
+alone are one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from bundler.codegen.kernels.kernel_arguments import KernelParameter
 from bundler.codegen.kernels.kernel_plan import KernelText
 from bundler.format.digest import sha256
-from bundler.runtime.program.device_tensors import item_bytes
 
-_PLACEHOLDER = "KERNEL_NAME"
+_PLACEHOLDER, _GIGABYTES = "KERNEL_NAME", "KERNEL_GIGABYTES"
 _CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
 _GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
 _LONGEST_NAME = 120
@@ -58,24 +57,53 @@ class ProgramKernel:
 
 @dataclass
 class KernelModules:
-    """The kernels of a program, each source once; with a benchmark at the end of each where
-    `harness` says so.
+    """The kernels of a program, each source once.
+
+    Attributes:
+        kernels: by name.
+        harness: end each with a benchmark.
+        policy: what the metadata of each says of how it is tuned.
+        others: kernel -> kernels that compute the same, with the places of their arguments among
+            its own.
     """
 
     kernels: dict[str, ProgramKernel] = field(default_factory=dict)
     harness: bool = False
+    policy: Mapping[str, bool] = field(default_factory=dict)
+    others: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     _by_source: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: KernelText) -> ProgramKernel:
         """Return the kernel with this text, under the name that it got when it was first added."""
         # Compared with a placeholder in the place of the name, so equal kernels are found.
-        source = module_text(text) + (harness_text(text) if self.harness else "")
+        source = module_text(text, self.policy) + (harness_text(text) if self.harness else "")
         name = self._by_source.get(source)
         if name is None:
             name = kernel_name(text, len(self.kernels))
             self._by_source[source] = name
-            self.kernels[name] = ProgramKernel(name, source.replace(_PLACEHOLDER, name), text)
+            filled = source.replace(_PLACEHOLDER, name).replace(
+                repr(_GIGABYTES), repr(text.gigabytes)
+            )
+            self.kernels[name] = ProgramKernel(name, filled, text)
         return self.kernels[name]
+
+    def add_other(self, kernel: ProgramKernel, text: KernelText) -> None:
+        """Add a kernel that computes the same as another one, from the same arguments."""
+        assert kernel.text is not None
+        places = {_passed(one): n for n, one in enumerate(kernel.text.parameters)}
+        passed = [_passed(one) for one in text.parameters]
+        if not all(one in places for one in passed):  # the launch has no such argument
+            return
+        found = tuple(places[one] for one in passed)
+        self.others.setdefault(kernel.name, {})[self.add(text).name] = found
+
+
+def _passed(parameter: KernelParameter) -> tuple[str, str]:
+    """Return what of a launch a parameter is: pointers and sizes may have other names in another
+    kernel, and two numels may be equal.
+    """
+    name = parameter.name if parameter.name.endswith("numel") else ""
+    return name, str(parameter.outer)
 
 
 def kernel_name(text: KernelText, number: int) -> str:
@@ -84,15 +112,15 @@ def kernel_name(text: KernelText, number: int) -> str:
     return f"triton_{_CATEGORIES[text.kind]}_fused_{fused}_{number}"
 
 
-def module_text(text: KernelText) -> str:
-    """Return the source of a module, with a placeholder for the kernel's name."""
+def module_text(text: KernelText, policy: Mapping[str, bool]) -> str:
+    """Return the source of a module, with placeholders for the kernel's name and its gigabytes."""
     parameters = [*map(_declared, text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
     metadata = {
         "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
         "tile_hint": _tile_hint(text),
         "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
         "triton_meta": triton_meta(text),
-        "inductor_meta": inductor_meta(text),
+        "inductor_meta": {**inductor_meta(text), **policy},
         **text.facts,
         "min_elem_per_thread": (
             text.elements if text.kind == "pointwise" and text.elements > 1 else None
@@ -132,23 +160,8 @@ def harness_text(text: KernelText) -> str:
         f"\n\n{_HARNESS_IMPORT}\n\ndef get_args():\n    return random_arguments([\n{examples}   "
         f" ])\n\n\ndef call(args):\n    {_PLACEHOLDER}.run(*args)\n\n\ndef"
         f" benchmark_all_configs(args):\n    return candidate_times({_PLACEHOLDER}, args)\n\n\nif"
-        f" __name__ == '__main__':\n    report(call, get_args(), {gigabytes(text)!r})\n"
+        f" __name__ == '__main__':\n    report(call, get_args(), {text.gigabytes!r})\n"
     )
-
-
-def gigabytes(text: KernelText) -> float:
-    """Return how much memory a launch moves, each tensor once, and twice where it is read and
-    written.
-    """
-    total = 0
-    for parameter, example in zip(text.parameters, text.examples, strict=True):
-        if not isinstance(example, int):
-            dtype, sizes, strides = example
-            elements = prod(size for size, stride in zip(sizes, strides, strict=True) if stride)
-            total += (
-                elements * item_bytes(dtype) * (2 if parameter.name.startswith("in_out") else 1)
-            )
-    return total / 1e9
 
 
 def _unspecialized(text: KernelText) -> str:
@@ -206,4 +219,5 @@ def inductor_meta(text: KernelText) -> Mapping[str, Any]:
         "atomic_add_found": text.atomic,
         "assert_indirect_indexing": text.asserts,
         **text.counts,
+        "kernel_num_gb": _GIGABYTES,
     }

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from bundler.errors import (
     BundlerError,
@@ -24,7 +25,7 @@ from bundler.errors import (
 )
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Opaque
-from bundler.format.launch_spec import TuningRecord
+from bundler.format.launch_spec import TuningRecord, joint_source
 from bundler.format.opaque_files import is_code_path, program_name
 from bundler.runtime.heuristics.launch_grids import LaunchGrid, open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
@@ -47,6 +48,7 @@ from bundler.runtime.program.run import ProgramMemory, ProgramRunner, SeedStream
 from bundler.trust.admission import admit
 
 _SHOWN = 400
+_OPTION = "option."
 
 
 def load_program(
@@ -266,7 +268,8 @@ def _held(tensor: Any) -> int | None:
 
 
 class StaticLauncher:
-    """Launches a plan's kernels from a bundle, each with the candidate for the current device.
+    """Launches a plan's kernels from a bundle, each with the candidate for the current device, and of
+    several that compute the same the one that a record names.
 
     Args:
         plan: of the program.
@@ -286,39 +289,101 @@ class StaticLauncher:
     def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel with the grid of some sizes, given its arguments."""
         current_device = self._driver.device
-        known: dict[int, tuple[StaticKernel, LaunchGrid, dict[str, Any]]] = {}
+        known: dict[int, _Found] = {}
 
         def launch(*arguments: Any) -> None:
             device = current_device()
             found = known.get(device)
             if found is None:
                 found = known[device] = self._on(name, device, sizes)
-            kernel, grid, keywords = found
+            kernel, grid, keywords, places = found
             if 0 not in grid:
-                kernel[grid](*arguments, **keywords)
+                given = arguments if places is None else [arguments[place] for place in places]
+                kernel[grid](*given, **keywords)
 
         return launch
 
-    def _on(
-        self, name: str, device: int, sizes: Mapping[str, int]
-    ) -> tuple[StaticKernel, LaunchGrid, dict[str, Any]]:
-        """Return a kernel, its grid, and its blocks and options on a device."""
+    def _on(self, name: str, device: int, sizes: Mapping[str, int]) -> _Found:
+        """Return the kernel that is launched on a device."""
         target = f"{self._driver.backend}:{self._driver.properties(device).arch}"
-        choice = _choice(name, self._entries[name], target, self._records)
+        name, places = _fastest(name, self._entries, target, self._records)
+        built = partial(_is_built, self._kernels[name], target)
+        choice = _choice(name, self._entries[name], target, self._records, built)
         keywords = {
             **choice.blocks,
             "num_warps": choice.num_warps,
             "num_stages": choice.num_stages,
             **choice.options,
         }
-        return self._kernels[name], self._grids[name](choice.blocks, sizes), keywords
+        grid = self._grids[name](choice.blocks, sizes)
+        return _Found(self._kernels[name], grid, keywords, places)
+
+
+class _Found(NamedTuple):
+    """A kernel, its grid, its blocks and options, and which of a launch's arguments it gets; None for
+    all of them.
+    """
+
+    kernel: StaticKernel
+    grid: LaunchGrid
+    keywords: dict[str, Any]
+    places: tuple[int, ...] | None
+
+
+def _fastest(
+    name: str, entries: Mapping[str, KernelEntry], target: str, records: Sequence[TuningRecord]
+) -> tuple[str, tuple[int, ...] | None]:
+    """Return the kernel that a record of all that compute the same names, and the places of its
+    arguments; else the kernel itself.
+    """
+    others = entries[name].others
+    source = joint_source((one, entries[one].source) for one in (name, *others)) if others else ""
+    for record in records if others else ():
+        chosen = str({key: value.plain() for key, value in record.config}.get("kernel"))
+        if (
+            chosen in others
+            and _is_about(record, source, target)
+            and entries[chosen].choices.get(target)
+        ):
+            return chosen, others[chosen]
+    return name, None
+
+
+def _is_about(record: TuningRecord, source: str, target: str) -> bool:
+    parts = dict(record.parts)
+    return parts.get("source") == source and target in parts.get("device", "").split(", ")
+
+
+def _is_built(kernel: StaticKernel, target: str, choice: KernelChoice) -> bool:
+    """Whether a kernel was compiled for a target as a choice says."""
+    counts = {"num_warps": choice.num_warps, "num_stages": choice.num_stages, **choice.options}
+    for one in kernel.specializations:
+        names = [argument.name for argument in one.arguments]
+        constants = {names[path[0]]: value.plain() for path, value in one.constants.items()}
+        if (
+            str(one.target) == target
+            and choice.blocks.items() <= constants.items()
+            and all(one.option(name, value) == value for name, value in counts.items())
+        ):
+            return True
+    return False
 
 
 def _choice(
-    name: str, entry: KernelEntry, target: str, records: Sequence[TuningRecord]
+    name: str,
+    entry: KernelEntry,
+    target: str,
+    records: Sequence[TuningRecord],
+    built: Callable[[KernelChoice], bool] = lambda _: False,
 ) -> KernelChoice:
-    """Return the candidate that a record of this kernel's source on such a device names, else the
-    first.
+    """Return the candidate that a record of this kernel's source on such a device names, or what a
+    search found beyond the candidates where the bundle has it, else the first candidate.
+
+    Args:
+        name, entry: of the kernel.
+        target: of the device.
+        records: of the bundle.
+        built: whether the bundle has the kernel as a choice says.
     """
     choices = entry.choices.get(target)
     if not choices:
@@ -329,12 +394,7 @@ def _choice(
             target=target,
         )
     for record in records:
-        parts = dict(record.parts)
-        if (
-            entry.source
-            and parts.get("source") == entry.source
-            and target in parts.get("device", "").split(", ")
-        ):
+        if entry.source and _is_about(record, entry.source, target):
             config = {key: value.plain() for key, value in record.config}
             for choice in choices:
                 wanted = {
@@ -342,7 +402,22 @@ def _choice(
                     "num_warps": choice.num_warps,
                     "num_stages": choice.num_stages,
                 }
-                wanted |= {f"option.{key}": value for key, value in choice.options.items()}
+                wanted |= {f"{_OPTION}{key}": value for key, value in choice.options.items()}
                 if all(config.get(key) == value for key, value in wanted.items()):
                     return choice
+            found = _beyond(config, choices[0])
+            if found is not None and built(found):
+                return found
     return choices[0]
+
+
+def _beyond(config: Mapping[str, Any], like: KernelChoice) -> KernelChoice | None:
+    """Return what a record's config says, where it has the blocks of a candidate."""
+    blocks = {name: config.get(name) for name in like.blocks}
+    warps, stages = config.get("num_warps"), config.get("num_stages")
+    if not (isinstance(warps, int) and isinstance(stages, int)):
+        return None
+    if not all(isinstance(block, int) for block in blocks.values()):
+        return None
+    options = {k.removeprefix(_OPTION): v for k, v in config.items() if k.startswith(_OPTION)}
+    return KernelChoice(blocks, warps, stages, options)

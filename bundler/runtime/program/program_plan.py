@@ -166,12 +166,15 @@ class KernelEntry:
         parameters: names of what a launch passes, in order.
         choices: target -> how it was compiled, in the order of its heuristic.
         source: names its text, as tuning records have it; empty where no record was looked for.
+        others: kernels that compute the same, of which a tuning record may name one -> the places
+            of their arguments among those of a launch.
     """
 
     grid: str
     parameters: tuple[str, ...]
     choices: Mapping[str, tuple[KernelChoice, ...]] = field(default_factory=dict)
     source: str = ""
+    others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,10 @@ class ProgramPlan:
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
         data = asdict(self) | {"version": VERSION}
+        # A plan without them is as it was before there were any.
+        for kernel in data["kernels"].values():
+            if not kernel["others"]:
+                del kernel["others"]
         data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
@@ -509,6 +516,16 @@ class _PlanCheck:
             raise self._refusal("a kind of grid", entry.grid) from error
         for parameter in entry.parameters:
             self._name(parameter)
+        for other, places in entry.others.items():
+            known = self._plan.kernels.get(other)
+            self._demand(known is not None and other != name, "another kernel", other)
+            assert known is not None
+            self._demand(
+                len(places) == len(known.parameters)
+                and all(0 <= place < len(entry.parameters) for place in places),
+                "a place of an argument for each parameter",
+                places,
+            )
         for choices in entry.choices.values():
             self._demand(bool(choices), "a choice for each target", choices)
             for choice in choices:

@@ -108,6 +108,7 @@ class HeuristicKernel:
         clock: makes what times a launch; None for the GPU's own.
         source: where another process finds the function, so that it can compile candidates; None
             where it can be imported by name.
+        first: candidates in front of the heuristic's.
 
     Raises:
         ConfigError: the candidates do not fit the function's parameters.
@@ -127,6 +128,7 @@ class HeuristicKernel:
         options: TunerOptions | None = None,
         clock: Callable[[], Clock] | None = None,
         source: SourceRef | None = None,
+        first: Sequence[Config] = (),
     ) -> None:
         self.fn = fn
         self.source = source
@@ -140,7 +142,7 @@ class HeuristicKernel:
             fn
         )  # metadata of generated code may name constants that the function does not have
         self.constants = {name: value for name, value in (constants or {}).items() if name in fixed}
-        self.configs = self._fitting(candidates.configs)
+        self.configs = self._fitting([*first, *candidates.configs])
         # A call gives the parameters that neither a constant nor a config does, then what only the
         # grid needs.
         known = self.constants.keys() | self.configs[0].kwargs.keys()

@@ -22,7 +22,7 @@ from bundler.errors import BundlerError, ConfigError, FormatError, NoValidConfig
 from bundler.format import wire
 from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.digest import sha256
-from bundler.format.launch_spec import Named, TuningRecord
+from bundler.format.launch_spec import Named, TuningRecord, joint_source
 from bundler.format.summary import count
 from bundler.lifecycle.listeners import tuning_listeners
 from bundler.lifecycle.tuning_directory import METER, Miss
@@ -135,11 +135,11 @@ class MultiKernelRecords:
 
     def _parts(self) -> Parts:
         rows = self._kernels.items()
-        sources = [[name, toolchain.source_part(kernel.tuned.base)] for name, kernel in rows]
+        sources = [(name, toolchain.source_part(kernel.tuned.base)) for name, kernel in rows]
         configs = [[name, tuning_winners.configs_part(kernel.configs)] for name, kernel in rows]
         sizes = [f"{name} {sorted(kernel.candidates.hints.items())}" for name, kernel in rows]
         return parts_of(
-            sha256(wire.pack(sources)).hex(),
+            joint_source(sources),
             sha256(wire.pack(configs)).hex(),
             ", ".join(sizes),
             self._first().tuned.ready().driver,

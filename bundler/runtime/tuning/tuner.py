@@ -16,7 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
+from bundler.errors import (
+    BundlerError,
+    CannotLaunchStatically,
+    ConfigError,
+    DriverError,
+    NoValidConfig,
+)
 from bundler.format.cached_properties import cached_property
 from bundler.format.candidate_timings import Timing
 from bundler.format.summary import count
@@ -219,7 +225,9 @@ class Search:
         blank = Timing(named_of(candidate.config), candidate.key)
         try:
             sample = self._bench(candidate)
-        except DriverError as error:  # too many registers or too much shared memory for this device: the others may do
+        # Too many registers, too much shared memory or too long a grid for this device: the others
+        # may do.
+        except (DriverError, CannotLaunchStatically) as error:
             return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
         if not usable(sample):
             return math.inf, replace(
