@@ -37,7 +37,7 @@ from bundler.codegen.channels_last import (
     in_channels_last,
     is_convolution,
 )
-from bundler.codegen.graph_errors import located
+from bundler.codegen.graph_errors import located, user_line
 from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import (
@@ -165,21 +165,22 @@ class LoweredGraph:
     callers_results: int | None = None
 
 
-def lower_graph(module: fx.GraphModule) -> LoweredGraph:
+def lower_graph(module: fx.GraphModule, *, templates: bool = False) -> LoweredGraph:
     """Lower every operator of a graph.
 
     Args:
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
+        templates: whether products of matrices become kernels.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
             has to run as it is then.
     """
-    return _Reader(module).read()
+    return _Reader(module, float32_precision() if templates else None).read()
 
 
 class _Reader:
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, precision: str | None) -> None:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
         self._values: dict[fx.Node, Any] = {}
@@ -199,12 +200,16 @@ class _Reader:
         self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.hints = self._sizes.hints
+        self._graph.builder.precision = precision
         self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
 
     def read(self) -> LoweredGraph:
         for node in self._module.graph.nodes:
+            known = len(self._graph.fallbacks)
             with located(node):
                 self._values[node] = self._value_of(node)
+            for number, called in enumerate(self._graph.fallbacks[known:], known):
+                self._graph.fallbacks[number] = replace(called, line=user_line(node))
         self._graph.values = {name: value.text for name, value in self._sizes.values.items()}
         self._check_shown()
         return self._graph
@@ -916,6 +921,11 @@ def number_of(value: torch.Tensor, fake: torch.Tensor) -> bool | float | None:
     with unset_fake_temporarily():
         number: bool | float = value.item()
     return number
+
+
+def float32_precision() -> str:
+    """Return what torch's setting allows products of float32 to be computed in: `ieee` or `tf32`."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _in_channels_last(layout: TensorLayout | None) -> TensorLayout | None:

@@ -19,13 +19,14 @@ from string import ascii_letters, digits
 from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
-from bundler.codegen.graph_errors import check_call, refusals, untraceable
+from bundler.codegen.graph_errors import check_call, refusals, refuse_called, untraceable
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
+from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
@@ -35,6 +36,7 @@ from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 # Name of a program whose graph comes from no function.
 _UNNAMED = "program"
+_TEMPLATES = ("none", "all")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class GenerateOptions:
             kernel was given has a NaN or an infinity.
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
+        templates: which operators of torch that a called library computes become kernels: `none`, or
+            `all`: products of matrices do, and a program that would still call some operator is
+            refused.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
     """
@@ -66,6 +71,18 @@ class GenerateOptions:
     nan_checks: bool = False
     verify: bool = False
     graphs: bool = False
+    templates: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.templates not in _TEMPLATES:
+            measured = (
+                " (where they are faster is decided by measurements on a GPU, which there are"
+            )
+            raise ConfigError(
+                f"templates={self.templates!r}: expected one of {', '.join(map(repr, _TEMPLATES))}"
+                + (f"{measured} none of yet)" if self.templates == "where faster" else ""),
+                got=self.templates,
+            )
 
 
 @dataclass(frozen=True)
@@ -340,7 +357,8 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
-        graph = importlib.import_module("bundler.codegen.lower").lower_graph(placed)
+        lowering = importlib.import_module("bundler.codegen.lower")
+        graph = lowering.lower_graph(placed, templates=options.templates == "all")
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True
@@ -352,6 +370,8 @@ def program_of_graph(
             asserted=options.assert_indices,
             harness=options.benchmark_harness,
         )
+    if options.templates == "all":
+        refuse_called(built.plan, graph.fallbacks)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
     # Constants on the host stay there when the others are moved to the program's device.

@@ -22,6 +22,7 @@ from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
+    POINTWISE,
     SEEDS,
     Buffer,
     ExternCall,
@@ -37,6 +38,7 @@ from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
+from bundler.codegen.templates.product_kernel import write_product
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,
@@ -118,7 +120,7 @@ class _Scheduler:
 
     def build(self) -> ScheduledProgram:
         nodes = [
-            normalized(self._builder.pool, n) if isinstance(n, Loop) else n
+            normalized(self._builder.pool, n) if isinstance(n, Loop) and not n.is_product else n
             for n in self._alive(self._builder.nodes)
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
@@ -207,7 +209,8 @@ class _Scheduler:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = _reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(
+        write = write_kernel if group.product is None else write_product
+        text = write(
             group,
             self._builder.pool,
             self._buffers,
@@ -373,8 +376,9 @@ def _reusable(
         written: buffers that the kernel stores.
         dying: buffers that nobody reads after it.
     """
-    if any(loop.has_rows for loop in group.loops):
-        # A looped reduction may read its row again after a store of an earlier pass changed it.
+    if any(loop.kind != POINTWISE for loop in group.loops):
+        # A looped reduction may read its row again after a store of an earlier pass changed it; the
+        # programs of a product read rows and columns of others.
         return {}
     space = IterationSpace(group.dimensions)
     reads: dict[str, set[sympy.Expr]] = {}

@@ -25,9 +25,9 @@ lowered = []
 lower_graph = lower.lower_graph
 
 
-def counted(module):
+def counted(module, **options):
     lowered.append(module)
-    return lower_graph(module)
+    return lower_graph(module, **options)
 
 
 def trained():

@@ -23,9 +23,9 @@ guards = []
 lower_graph, compile_graph = lower.lower_graph, torch_backend.compile_graph
 
 
-def counted(module):
+def counted(module, **options):
     lowered.append(module)
-    return lower_graph(module)
+    return lower_graph(module, **options)
 
 
 def listening(module, *rest, **keywords):

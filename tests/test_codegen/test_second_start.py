@@ -50,9 +50,9 @@ def counted(monkeypatch):
     """Return a list that gets each graph that is lowered."""
     found, real = [], lower.lower_graph
 
-    def lowered(module):
+    def lowered(module, **options):
         found.append(module)
-        return real(module)
+        return real(module, **options)
 
     monkeypatch.setattr(lower, "lower_graph", lowered)
     return found
@@ -417,10 +417,10 @@ def test_another_guard_meanwhile_is_not_kept(folder, monkeypatch):
     """It would not be taken again: a program is kept only with all guards that it needs."""
     real = lower.lower_graph
 
-    def guarding(module):
+    def guarding(module, **options):
         size = next(iter(module.graph.nodes)).meta["val"].shape[0]
         assert size * 3 < 1000
-        return real(module)
+        return real(module, **options)
 
     monkeypatch.setattr(lower, "lower_graph", guarding)
     assert kept(graph(dynamic=True)).kernels

@@ -244,9 +244,9 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
     lower_graph, compile_graph = lower.lower_graph, torch_backend.compile_graph
     put_group, tuned, forward = FileCacheManager.put_group, tuning_counters().tuned, False
 
-    def lowered(*given: Any) -> Any:
+    def lowered(*given: Any, **options: Any) -> Any:
         counts["lowered"] += 1
-        return lower_graph(*given)
+        return lower_graph(*given, **options)
 
     def compiled(*given: Any) -> Any:
         counts["compiled"] += 1

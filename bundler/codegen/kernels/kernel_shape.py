@@ -67,6 +67,8 @@ class KernelShape:
         removed: buffers that no other kernel reads, so they are not stored.
         asserted: whether indices that are read are asserted to be in range, where nothing proves
             it.
+        scalars: prefixes of dimensions of which a program has one element, so that no axis of its
+            blocks lies along them.
     """
 
     space: IterationSpace
@@ -75,6 +77,7 @@ class KernelShape:
     wide: bool
     removed: frozenset[str]
     asserted: bool = True
+    scalars: frozenset[str] = frozenset()
 
     @property
     def looped(self) -> bool:
@@ -96,7 +99,8 @@ class KernelShape:
 
     def shape_of(self, dimensions: Collection[Dimension]) -> str:
         """Return the text of the shape of a value that differs along these dimensions alone."""
-        blocks = (block_name(d) if d in dimensions else "1" for d in self.space.dimensions)
+        along = [d for d in self.space.dimensions if d.prefix not in self.scalars]
+        blocks = (block_name(d) if d in dimensions else "1" for d in along)
         return f"[{', '.join(blocks)}]"
 
 

@@ -17,10 +17,17 @@ from typing import Any
 from bundler.codegen.kernels.kernel_arguments import KernelParameter
 from bundler.codegen.kernels.kernel_plan import KernelText
 from bundler.format.digest import sha256
+from bundler.runtime.heuristics.launch_grids import PRODUCT_GRID
 from bundler.runtime.program.device_tensors import item_bytes
 
 _PLACEHOLDER = "KERNEL_NAME"
-_CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
+_CATEGORIES = {
+    "pointwise": "poi",
+    "reduction": "red",
+    "persistent_reduction": "per",
+    "product": "mm",
+}
+_WITH_ROWS = frozenset({"reduction", "persistent_reduction"})
 _GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
 _LONGEST_NAME = 120
 _HARNESS_IMPORT = (
@@ -90,7 +97,7 @@ def module_text(text: KernelText) -> str:
     metadata = {
         "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
         "tile_hint": _tile_hint(text),
-        "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
+        "reduction_hint": text.reduction_hint if text.kind in _WITH_ROWS else None,
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
         **text.facts,
@@ -199,7 +206,7 @@ def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
-        "grid_type": _GRIDS[kept],
+        "grid_type": PRODUCT_GRID if text.kind == "product" else _GRIDS[kept],
         "kernel_name": _PLACEHOLDER,
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,
