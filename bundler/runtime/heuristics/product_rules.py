@@ -131,8 +131,8 @@ def _fitted(tile: _Tile, hints: SizeHints, device: Device, operands: Operands) -
         return
     warps = tile.warps
     if device.is_hip:
-        # A warp has 64 lanes, and the compiler's pipeline two stages.
-        warps, room = min(warps, 4), min(room, 2)
+        # A warp has 64 lanes; of two stages one lies in registers.
+        warps, room = min(warps, 4), 2
     yield Config(
         {"YBLOCK": y, "XBLOCK": x, "R0_BLOCK": r, "GROUP": _GROUP},
         num_warps=warps,
