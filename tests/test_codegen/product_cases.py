@@ -224,6 +224,24 @@ def changing_sizes():
         torch.testing.assert_close(batched.run(y, z)[0], y @ z, rtol=1e-4, atol=1e-5)
 
 
+def measured():
+    """Launch what `tools.codegen products` measures, and compare it as it does."""
+    from tools.codegen import products
+
+    for dtype in products.DTYPES:
+        found = products.problem((33, 50, 40), dtype, "cpu")
+        found.kernel.run(*found.arguments)
+        result = next(a for a in found.arguments if getattr(a, "shape", ()) == (33, 50))
+        torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
+        assert 0 < products.off(found, dtype) <= 1
+    rows = [{"cublas_ms": 2.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)]
+    assert products.summary(rows) == {
+        "speed": 1.0,
+        "least_speed": 0.5,
+        "chosen_over_tuned": 1.5,
+    }
+
+
 class Block(nn.Module):
     """A layer as transformers have it, attention and what follows, in products."""
 
@@ -264,5 +282,13 @@ def modules():
 
 CASES = {
     case.__name__: case
-    for case in (sums, epilogues, changed_inputs, other_dtypes, changing_sizes, modules)
+    for case in (
+        sums,
+        epilogues,
+        changed_inputs,
+        other_dtypes,
+        changing_sizes,
+        measured,
+        modules,
+    )
 }

@@ -49,7 +49,7 @@ def test_any_shape_any_strides_any_module(interpreted):
     """Drawn: no rows, one, odd ones; transposed, sliced, repeated; each dtype. Integers, sizes that
     change, and whole modules.
     """
-    cases = ("100", "other_dtypes", "changing_sizes", "modules")
+    cases = ("100", "other_dtypes", "changing_sizes", "measured", "modules")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 

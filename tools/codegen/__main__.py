@@ -23,6 +23,7 @@ PROGRAMS = {
     "judges": "models, random programs and suites on all GPUs of a machine, and a result of each",
     "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
     "models": "whole models of transformers and timm on a GPU, beside eager mode and Inductor",
+    "products": "products of matrices as kernels on a GPU, beside cuBLAS",
     "random-graphs": "random functions at real sizes on a GPU, beside torch",
     "random-programs": (
         "random programs through torch.compile, forward and backward, on a GPU or in the"
