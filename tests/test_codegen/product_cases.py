@@ -216,10 +216,20 @@ def changing_sizes():
         torch.bmm, [drawn(3, 6, 20), drawn(3, 20, 9)], options=TEMPLATES, dynamic=True
     )
     assert not linear.fallbacks + batched.fallbacks
+    wide = generate(
+        torch.mm,
+        [drawn(6, 20), drawn(20, 24)],
+        options=GenerateOptions(templates="all", wide_indices=True),
+        dynamic=True,
+    )
+    assert "tl.int64" in "".join(wide.sources.values())
     for rows, columns, length in ((6, 24, 20), (50, 3, 17), (300, 2, 130), (2, 70, 64)):
         x, w, b = drawn(rows, length), drawn(columns, length), drawn(columns)
         right = F.relu(F.linear(x, w, b))
         torch.testing.assert_close(linear.run(x, w, b)[0], right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            wide.run(x, w.t().contiguous())[0], x @ w.t(), rtol=1e-4, atol=1e-5
+        )
         y, z = drawn(5, rows, length), drawn(5, length, columns)
         torch.testing.assert_close(batched.run(y, z)[0], y @ z, rtol=1e-4, atol=1e-5)
 

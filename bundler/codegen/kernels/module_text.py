@@ -121,10 +121,12 @@ def module_text(text: KernelText) -> str:
 
 def _declared(parameter: KernelParameter) -> str:
     """Return a parameter as the function has it: of a number with 64 bits the type, since Triton
-    goes by the value else.
+    goes by the value else, unless that is a constant.
     """
     wide = {"i64": "tl.int64", "u64": "tl.uint64", "fp64": "tl.float64"}.get(parameter.type)
-    return parameter.name if wide is None else f"{parameter.name}: {wide}"
+    if wide is None or _is_one(parameter):
+        return parameter.name
+    return f"{parameter.name}: {wide}"
 
 
 def harness_text(text: KernelText) -> str:
