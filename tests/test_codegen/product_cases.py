@@ -159,6 +159,17 @@ def sums():
     )
 
 
+def repeated():
+    """Multiply what lies once and is repeated along rows, columns, and what is summed up."""
+    for left, right in (
+        (drawn(1, 33).expand(20, 33), drawn(33, 1).expand(33, 17)),
+        (drawn(20, 1).expand(20, 33), drawn(1, 17).expand(33, 17)),
+        (drawn(1, 20, 33).expand(3, 20, 33), drawn(1, 1, 1).expand(3, 33, 17)),
+    ):
+        program = checked(torch.matmul, [left, right], lambda a, _: a, lambda _, b: b)
+        assert len(program.sources) == 1, program.sources
+
+
 def epilogues():
     """Compute of a product, in its kernel: activation, residual, gate, cast, a random mask."""
     a, b, c = drawn(20, 33), drawn(33, 40), drawn(20, 40)
@@ -297,6 +308,7 @@ CASES = {
         epilogues,
         changed_inputs,
         other_dtypes,
+        repeated,
         changing_sizes,
         measured,
         modules,

@@ -15,7 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bundler.codegen.loops.fusion import LoopGroup  # noqa: E402
+from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
+from bundler.codegen.trace import trace  # noqa: E402
 from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
 from bundler.format.opaque_files import program_name  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
@@ -40,7 +42,7 @@ def full(*sizes, dtype=torch.float32):
 
 def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     """Sums and their scales, what shares a product's kernel, and inputs that change."""
-    cases = ("sums", "epilogues", "changed_inputs")
+    cases = ("sums", "repeated", "epilogues", "changed_inputs")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -88,6 +90,11 @@ def test_a_program_calls_no_operator_and_says_so():
         (lambda a, b: ((a @ b) + 1).t().contiguous(), 2, "a transposed result is no epilogue"),
         (lambda a, b: (a.t() @ b.t()).t(), 1, "a transposed operand is read where it lies"),
         (lambda a, b: (a @ b) @ b, 2, "a product of a product"),
+        (
+            lambda a, b: torch.zeros(2, 32).index_add(0, (a[:, 0] > 0).long(), a @ b),
+            3,
+            "what is added at places that values decide is added by another kernel",
+        ),
     ],
 )
 def test_what_shares_a_kernel_with_a_product(function, kernels, why):
@@ -106,6 +113,18 @@ def test_what_is_stored_in_16_bits_is_read_with_these_bits():
     assert rounded in text
     text = "".join(generated(lambda a, b: (a @ b).exp(), half, half).sources.values())
     assert rounded not in text
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [(lambda a, b: a @ b, "bfloat16"), (lambda a, b: torch.addmm(a, a, b), "float32")],
+)
+def test_what_is_added_to_is_not_rounded_before(function, dtype):
+    """Whatever kernel adds: a sum is rounded once."""
+    half = full(16, 16, dtype=torch.bfloat16)
+    graph = lower_graph(trace(function, [half, half]), templates=True)
+    (product,) = [node for node in graph.builder.nodes if getattr(node, "is_product", False)]
+    assert graph.builder.buffers[product.buffer].layout.dtype == dtype
 
 
 def test_what_is_left_to_call_is_refused_with_its_line():

@@ -265,8 +265,7 @@ def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:
     """
     product, after = (one, other) if one.product else (other, one)
     return (
-        after.product is None
-        and all(loop.kind == POINTWISE and loop.mode is None for loop in after.loops)
+        all(loop.kind == POINTWISE and loop.mode is None for loop in after.loops)
         and any(product.written & loop.reads for loop in after.loops)
         # The matrices are read from memory, before anything is stored.
         and not any(loop.reads & after.written for loop in product.loops if loop.is_product)
