@@ -194,20 +194,23 @@ def test_masks_are_left_out_where_no_block_goes_beyond(sizes, masks):
 def test_torchs_setting_decides_about_tf32():
     """float32 is multiplied as it is, unless torch may round it."""
 
-    def text():
-        return "".join(generated(torch.mm, full(16, 16), full(16, 16)).sources.values())
+    def text(dtype=torch.float32):
+        given = full(16, 16, dtype=dtype)
+        return "".join(generated(torch.mm, given, given).sources.values())
 
     setting = torch.backends.cuda.matmul
     plain, before = text(), setting.fp32_precision
     setting.fp32_precision = "tf32"
     try:
-        rounded = text()
+        rounded, half = text(), text(torch.bfloat16)
     finally:
         setting.fp32_precision = before
     assert "input_precision='ieee'" in plain
     assert "operands='fp32'" in plain
     assert "allow_tf32=True" in rounded
     assert "operands='tf32'" in rounded
+    assert "operands='bf16'" in half
+    assert "tf32" not in half
 
 
 def test_wide_indices_are_wide_everywhere():

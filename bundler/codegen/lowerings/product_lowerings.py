@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import sympy
 
-from bundler.codegen.loops.data_types import data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_nodes import TensorLayout, contiguous_strides
 from bundler.codegen.loops.loop_terms import Term
@@ -28,9 +28,8 @@ def _product(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     return _multiplied(builder, call, left, right, call.result)
 
 
-def _added(builder: GraphBuilder, call: OperatorCall, left: str, right: str) -> LazyTensor:
-    one, other = call.arguments[left], call.arguments[right]
-    return _sum(builder, call, one, other)
+def _factors(call: OperatorCall, left: str, right: str) -> tuple[LazyTensor, LazyTensor]:
+    return call.arguments[left], call.arguments[right]
 
 
 def _added_batch(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -90,7 +89,7 @@ def _multiplied(
         return builder.lazy(layout.sizes, layout.dtype, lambda _: zero, call.origins)
     if dtype in _MATRIX_UNITS:
         return builder.multiply(left, right, layout, call.origins)
-    if data_type(dtype).kind is data_type("bool").kind or layout.dtype != dtype:
+    if data_type(dtype).kind is NumberKind.BOOL or layout.dtype != dtype:
         raise call.refusal(f"a product of {dtype} as {layout.dtype}")
     return _summed_up(builder, call, left, right)
 
@@ -114,7 +113,7 @@ def _summed_up(
 PRODUCTS: dict[str, Lowering] = {
     "mm": _product,
     "bmm": _product,
-    "addmm": lambda builder, call: _added(builder, call, "mat1", "mat2"),
-    "baddbmm": lambda builder, call: _added(builder, call, "batch1", "batch2"),
+    "addmm": lambda builder, call: _sum(builder, call, *_factors(call, "mat1", "mat2")),
+    "baddbmm": lambda builder, call: _sum(builder, call, *_factors(call, "batch1", "batch2")),
     "addbmm": _added_batch,
 }

@@ -45,8 +45,8 @@ _BLOCKS = ("YBLOCK", "XBLOCK", "R0_BLOCK", "GROUP")
 # One matrix of the batch for each program.
 _BATCH = "z"
 _SUMMED = "r0_"
-#: dtypes that have a product -> how rules of candidates name them.
-OPERANDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+# dtypes that have a product -> how rules of candidates name them.
+_OPERANDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def write_product(
@@ -113,8 +113,14 @@ def write_product(
 
 def _operands(product: Loop) -> str:
     """Return how rules of candidates name what is multiplied."""
-    name = OPERANDS[product.value.terms[0].dtype]
-    return "tf32" if product.value.details == ("tf32",) else name
+    return (
+        "tf32" if _precision(product.value) == "tf32" else _OPERANDS[product.value.terms[0].dtype]
+    )
+
+
+def _precision(product: Term) -> str:
+    """Return what float32 is multiplied as; nothing for other dtypes."""
+    return str(product.details[0]) if product.terms[0].dtype == "float32" else ""
 
 
 def _is_whole(prefix: str, size: sympy.Expr) -> bool:
@@ -143,8 +149,8 @@ class _ProductBody(BodyWriter):
             self._operand(left, summed, LEFT_LANES, "y", "[YBLOCK, R0_BLOCK]"),
             self._operand(right, summed, RIGHT_LANES, "x", "[R0_BLOCK, XBLOCK]"),
         )
-        (precision,) = item.value.details if left.dtype == "float32" else ("",)
-        self._outer.lines += sum_of_products(blocks, precision, wide=self._shape.wide)
+        lines = sum_of_products(blocks, _precision(item.value), wide=self._shape.wide)
+        self._outer.lines += lines
         self.num_reduction += 1
         result, dtype = Value(ACCUMULATOR, "float32"), self._buffers[item.loop.buffer].layout.dtype
         if item.loop.buffer not in self._shape.removed:
