@@ -21,6 +21,7 @@ from typing import Any
 
 from bundler.errors import BundlerError, ConfigError, UnsupportedOperator
 from bundler.package_loggers import logger
+from bundler.runtime.program.program_plan import OperatorStep, ProgramPlan
 
 _log = logger("bundler.codegen")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n +(?P<text>[^\n]+))?')
@@ -106,6 +107,31 @@ def check_call(function: Any, inputs: Sequence[Any]) -> None:
         raise ConfigError(
             f"{name}{signature}: got {len(inputs)} example inputs: {error}", got=len(inputs)
         ) from error
+
+
+def refuse_called(plan: ProgramPlan, fallbacks: Sequence[Any]) -> None:
+    """Raise where a program calls operators of torch.
+
+    Args:
+        plan: of the program.
+        fallbacks: `RefusedOperator`s of its graph, some of which nobody may need.
+
+    Raises:
+        UnsupportedOperator: with each of them, why, and where it is in the user's program;
+            `operators` names them.
+    """
+    called = {step.operator for step in plan.steps if isinstance(step, OperatorStep)}
+    if not called:
+        return
+    left = [one for one in fallbacks if one.operator in called]
+    told = "; ".join(f"{one.reason}" + (f", at {one.line}" if one.line else "") for one in left)
+    raise UnsupportedOperator(
+        f"templates='all': the program would still call {', '.join(sorted(called))}: {told}; leave"
+        " them out of the function, or generate with templates='none', which calls them",
+        operator=left[0].operator,
+        operators=tuple(sorted(called)),
+        line=left[0].line,
+    )
 
 
 def raised_by_user(error: Exception) -> ConfigError:

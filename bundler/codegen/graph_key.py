@@ -7,7 +7,7 @@ program of an equal one.  Imports torch.
     generator   our version, and the text of every module that may decide what is written
     libraries   torch, Triton, SymPy, Python
     state       what lowering reads of torch's settings: deterministic algorithms, the default dtype,
-                whether there is cuDNN
+                whether there is cuDNN, the precision of products of float32
     options     those that change text or plan
     sizes       torch's symbols: assumptions, value in the example, bounds; whether guards are taken
     graph       each node: operator, arguments, and what torch knows of its value
@@ -38,7 +38,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy import functions
 
 from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES
-from bundler.codegen.lower import NarrowGuard, example_of, narrow_guard, number_of
+from bundler.codegen.lower import (
+    NarrowGuard,
+    example_of,
+    float32_precision,
+    narrow_guard,
+    number_of,
+)
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import FormatError
 from bundler.project import VERSION
@@ -191,7 +197,8 @@ def _libraries() -> str:
 
 def _state() -> str:
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return f"{deterministic} {torch.get_default_dtype()} {torch.backends.cudnn.enabled}"
+    known = (deterministic, torch.get_default_dtype(), torch.backends.cudnn.enabled)
+    return " ".join(map(str, (*known, float32_precision())))
 
 
 class _Lines:

@@ -38,7 +38,7 @@ from bundler.codegen.channels_last import (
     is_convolution,
 )
 from bundler.codegen.determinism import refuse_unordered
-from bundler.codegen.graph_errors import located
+from bundler.codegen.graph_errors import located, user_line
 from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
 from bundler.codegen.loops.lazy_tensors import (
@@ -171,13 +171,16 @@ class LoweredGraph:
     sources: SourceNodes = field(default_factory=SourceNodes)
 
 
-def lower_graph(module: fx.GraphModule, *, deterministic: bool = False) -> LoweredGraph:
+def lower_graph(
+    module: fx.GraphModule, *, deterministic: bool = False, templates: bool = False
+) -> LoweredGraph:
     """Lower every operator of a graph.
 
     Args:
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
         deterministic: let no kernel write in an order that is open, as after
             `torch.use_deterministic_algorithms(True)`.
+        templates: whether products of matrices become kernels.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
@@ -185,14 +188,17 @@ def lower_graph(module: fx.GraphModule, *, deterministic: bool = False) -> Lower
             off, an operator of torch's that has none.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
-    graph = _Reader(module, deterministic=deterministic or ordered).read()
+    precision = float32_precision() if templates else None
+    graph = _Reader(module, deterministic=deterministic or ordered, precision=precision).read()
     if deterministic and not ordered:
         refuse_unordered(graph.builder.nodes)
     return graph
 
 
 class _Reader:
-    def __init__(self, module: fx.GraphModule, *, deterministic: bool) -> None:
+    def __init__(
+        self, module: fx.GraphModule, *, deterministic: bool, precision: str | None
+    ) -> None:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
         self._graph.builder.deterministic = deterministic
@@ -213,12 +219,16 @@ class _Reader:
         self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.hints = self._sizes.hints
+        self._graph.builder.precision = precision
 
     def read(self) -> LoweredGraph:
         for node in self._module.graph.nodes:
+            known = len(self._graph.fallbacks)
             with located(node):
                 self._values[node] = self._value_of(node)
             self._graph.sources.lowered(node, self._values[node], self._graph.builder.buffers)
+            for number, called in enumerate(self._graph.fallbacks[known:], known):
+                self._graph.fallbacks[number] = replace(called, line=user_line(node))
         self._graph.values = {name: value.text for name, value in self._sizes.values.items()}
         self._check_shown()
         return self._graph
@@ -937,6 +947,11 @@ def number_of(value: torch.Tensor, fake: torch.Tensor) -> bool | float | None:
     with unset_fake_temporarily():
         number: bool | float = value.item()
     return number
+
+
+def float32_precision() -> str:
+    """Return what torch's setting allows products of float32 to be computed in: `ieee` or `tf32`."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _in_channels_last(layout: TensorLayout | None) -> TensorLayout | None:

@@ -27,6 +27,7 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     TileHint,
 )
+from bundler.runtime.heuristics.product_rules import Operands
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
@@ -58,16 +59,18 @@ def heuristic(
     min_elem_per_thread: int = 0,
     add_persistent_rblock: bool = False,
     one_element_per_thread: bool = False,
+    operands: Operands | None = None,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
     Args:
-        kind: `pointwise`, `reduction` or `persistent_reduction`.
+        kind: `pointwise`, `reduction`, `persistent_reduction` or `product`.
         size_hints: prefix of a dimension -> power of two.
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
         min_elem_per_thread, add_persistent_rblock, one_element_per_thread: as `Facts` has them.
+        operands: what a product multiplies.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -93,6 +96,7 @@ def heuristic(
             dict(inductor_meta),
             tile_hint,
             reduction_hint,
+            operands,
         )
 
     return decorate
@@ -109,6 +113,7 @@ class ModuleKernel:
         facts: what is known of it.
         triton_meta, inductor_meta: as its module has them.
         tile_hint, reduction_hint: names of the heuristics' hints.
+        operands: what a product multiplies.
     """
 
     fn: Any
@@ -119,6 +124,7 @@ class ModuleKernel:
     inductor_meta: Meta
     tile_hint: str | None = None
     reduction_hint: str | None = None
+    operands: Operands | None = None
     # By the number of the device; None stands for the interpreter.
     _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
     # By the number of the device and the names of the others.
@@ -172,6 +178,9 @@ class ModuleKernel:
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
             return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
+        if self.operands is not None:
+            product = heuristics.product
+            return product(self.size_hints, setting, operands=self.operands, **launch)(self.fn)
         decorator = (
             heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
         )

@@ -19,7 +19,7 @@ from string import ascii_letters, digits
 from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
-from bundler.codegen.graph_errors import check_call, refusals, untraceable
+from bundler.codegen.graph_errors import check_call, refusals, refuse_called, untraceable
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
@@ -27,6 +27,7 @@ from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
+from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
@@ -36,6 +37,7 @@ from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 # Name of a program whose graph comes from no function.
 _UNNAMED = "program"
+_TEMPLATES = ("none", "all")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class GenerateOptions:
             kernel was given has a NaN or an infinity.
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
+        templates: which operators of torch that a called library computes become kernels: `none`, or
+            `all`: products of matrices do, and a program that would still call some operator is
+            refused.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
@@ -72,6 +77,18 @@ class GenerateOptions:
     graphs: bool = False
     upcast: bool = True
     policy: ProgramPolicy = field(default_factory=ProgramPolicy)
+    templates: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.templates not in _TEMPLATES:
+            measured = (
+                " (where they are faster is decided by measurements on a GPU, which there are"
+            )
+            raise ConfigError(
+                f"templates={self.templates!r}: expected one of {', '.join(map(repr, _TEMPLATES))}"
+                + (f"{measured} none of yet)" if self.templates == "where faster" else ""),
+                got=self.templates,
+            )
 
 
 @dataclass(frozen=True)
@@ -356,8 +373,11 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
-        graph = importlib.import_module("bundler.codegen.lower").lower_graph(
-            placed, deterministic=options.policy.deterministic
+        lowering = importlib.import_module("bundler.codegen.lower")
+        graph = lowering.lower_graph(
+            placed,
+            deterministic=options.policy.deterministic,
+            templates=options.templates == "all",
         )
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
@@ -373,6 +393,8 @@ def program_of_graph(
             upcast=options.upcast,
             modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
         )
+    if options.templates == "all":
+        refuse_called(built.plan, graph.fallbacks)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
     # Constants on the host stay there when the others are moved to the program's device.

@@ -10,7 +10,7 @@ The maximum and the sum of a softmax over long rows become two reductions of one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +20,6 @@ import sympy
 from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
-    KernelText,
     has_two_forms,
     write_kernel,
 )
@@ -29,6 +28,7 @@ from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
+    POINTWISE,
     SEEDS,
     Buffer,
     ExternCall,
@@ -44,6 +44,7 @@ from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
+from bundler.codegen.templates.product_kernel import write_product
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,
@@ -111,20 +112,13 @@ def schedule_program(
         bounded, asserted, upcast: as `write_kernel` has them.
         modules: that get the kernels; None for plain ones.
     """
-    writer = partial(write_kernel, bounded=bounded, asserted=asserted, upcast=upcast)
-    return _Scheduler(graph, writer, modules or KernelModules()).build()
+    how = {"bounded": bounded, "asserted": asserted, "upcast": upcast}
+    return _Scheduler(graph, how, modules or KernelModules()).build()
 
 
 class _Scheduler:
-    def __init__(
-        self, graph: Graph, write: Callable[..., KernelText], modules: KernelModules
-    ) -> None:
-        self._graph, self._builder, self._write, self._modules = (
-            graph,
-            graph.builder,
-            write,
-            modules,
-        )
+    def __init__(self, graph: Graph, how: Mapping[str, Any], modules: KernelModules) -> None:
+        self._graph, self._builder, self._how, self._modules = graph, graph.builder, how, modules
         # Size -> the largest value that the 32-bit indices of some kernel allow.
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
@@ -140,7 +134,7 @@ class _Scheduler:
 
     def build(self) -> ScheduledProgram:
         nodes = [
-            normalized(self._builder.pool, n) if isinstance(n, Loop) else n
+            normalized(self._builder.pool, n) if isinstance(n, Loop) and not n.is_product else n
             for n in self._alive(self._builder.nodes)
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
@@ -235,13 +229,14 @@ class _Scheduler:
         }
         reused = _reusable(group, self._buffers, written - removed - added, dying)
         write = partial(
-            self._write,
+            write_kernel if group.product is None else write_product,
             group,
             self._builder.pool,
             self._buffers,
             removed,
             reused,
             self._graph.hints,
+            **self._how,
         )
         text = write()
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
@@ -403,8 +398,9 @@ def _reusable(
         written: buffers that the kernel stores.
         dying: buffers that nobody reads after it.
     """
-    if any(loop.has_rows for loop in group.loops):
-        # A looped reduction may read its row again after a store of an earlier pass changed it.
+    if any(loop.kind != POINTWISE for loop in group.loops):
+        # A looped reduction may read its row again after a store of an earlier pass changed it; the
+        # programs of a product read rows and columns of others.
         return {}
     space = IterationSpace(group.dimensions)
     reads: dict[str, set[sympy.Expr]] = {}

@@ -45,12 +45,17 @@ _TWO_ARGUMENTS = frozenset(
 
 def install() -> None:
     """Replace the functions of `libdevice` in this process, which interprets, and mend the
-    interpreter's atomics and casts.
+    interpreter's atomics, casts and products.
     """
     for name, function in functions().items():
         if _does_nothing(getattr(libdevice, name, None)):
             setattr(libdevice, name, function)
-    mended = {"create_atomic_rmw": _atomic, "cast_impl": _nearest, "create_splat": _spread}
+    mended = {
+        "create_atomic_rmw": _atomic,
+        "cast_impl": _nearest,
+        "create_dot": _dot,
+        "create_splat": _spread,
+    }
     for name, mend in mended.items():
         theirs = getattr(InterpreterBuilder, name)
         if theirs.__module__ != __name__:
@@ -197,6 +202,24 @@ def _nearest(original: Compute) -> Compute:
         # torch's own NaN has other bits in its vector instructions than one by one.
         bits = np.where(np.isnan(source.data), np.uint16(_NAN), bits)
         return TensorHandle(bits, to.scalar)
+
+    return call
+
+
+def _dot(original: Compute) -> Compute:
+    """Return the interpreter's product of matrices, which multiplies the bits of bfloat16, and warns
+    of infinities.
+    """
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        bits = operand.data.astype(np.uint32) << np.uint32(16)
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    def call(builder: Any, left: Any, right: Any, *rest: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return original(builder, widened(left), widened(right), *rest)
 
     return call
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eleven functions whose kernels a reader can follow; their texts lie in `golden/`.
+"""Functions whose kernels a reader can follow; their texts lie in `golden/`.
 
 `python golden_programs.py` writes the texts anew, to be read before they are committed.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bundler.codegen.program import generate
+from bundler.codegen.program import GenerateOptions, generate
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
@@ -33,7 +33,14 @@ PROGRAMS = {
     "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
     "dropout": (lambda a: torch.ops.aten.native_dropout(a, 0.25, True), (full(1000),)),
     "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
+    "linear_gate": (
+        lambda x, w, b, c: F.silu(F.linear(x, w, b)) * c,
+        (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), (512, 256), (512,), (100, 512))),),
+    ),
+    "scores": (lambda q, k: q @ k.transpose(1, 2) * 0.125, (full(6, 128, 64), full(6, 50, 64))),
 }
+# Whose products are kernels.
+TEMPLATES = {"linear_gate", "scores"}
 
 
 def text_of(name):
@@ -41,7 +48,8 @@ def text_of(name):
     have.
     """
     function, inputs = PROGRAMS[name]
-    program = generate(function, inputs)
+    options = GenerateOptions(templates="all" if name in TEMPLATES else "none")
+    program = generate(function, inputs, options=options)
     assert not program.fallbacks, program.fallbacks
     return "\n".join(source[source.index("\n\n\n") + 3 :] for source in program.sources.values())
 

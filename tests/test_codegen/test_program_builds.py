@@ -154,6 +154,19 @@ def test_text_does_not_depend_on_the_hash_seed(built):
     assert re.fullmatch(r"[0-9a-f]{64}\n", found.pop())
 
 
+def test_a_size_of_one_is_a_constant_in_64_bits_too(tmp_path):
+    """A sum over all elements whose number changes is built."""
+    import torch
+
+    from bundler.codegen.program import GenerateOptions, generate
+
+    options = GenerateOptions(wide_indices=True, sources=str(tmp_path))
+    program = generate(lambda x: x.sum(), [torch.empty(5, 7)], dynamic=True, options=options)
+    (source,) = program.sources.values()
+    assert "xnumel, r0_numel: tl.int64" in source
+    assert len(program.build(TARGETS).kernels) == len(TARGETS)
+
+
 def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monkeypatch, capsys):
     """The text needs torch for nothing else; arguments are as the example's, and each candidate is
     timed, then the launch as it is.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks,
+"""The text of generated kernels: some that a reader can follow, parameters and metadata, masks,
 names, fallbacks.
 """
 
@@ -33,7 +33,7 @@ from bundler.runtime.heuristics.reduction_rules import (  # noqa: E402
 
 @pytest.fixture
 def golden(beside):
-    """The module with the eleven functions."""
+    """The module with their functions."""
     return beside("golden_programs")
 
 
@@ -50,6 +50,8 @@ def golden(beside):
         "softmax",
         "long_layer_norm",
         "argmax",
+        "linear_gate",
+        "scores",
     ],
 )
 def test_the_text_of_a_kernel_is_the_one_that_was_read(golden, name):

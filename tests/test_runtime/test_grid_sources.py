@@ -58,6 +58,7 @@ CASES = [
     ("Grid2D", BLOCKS, {}),
     ("Grid3D", BLOCKS, {}),
     ("BatchMatmulGrid3D", BLOCKS, {}),
+    ("ProductGrid", BLOCKS, {}),
     ("Grid2DWithYZOverflow", BLOCKS, {}),
     ("Grid2DWithYZOverflow", {"XBLOCK": 8}, {}),
     ("MixOrderReductionGrid", {"RSPLIT_SIZE": 64, "XBLOCK": 2}, {}),

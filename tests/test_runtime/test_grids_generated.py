@@ -54,6 +54,18 @@ def combo(kind, case, blocks, **sizes):
             (9, 2, 2),
         ),
         (
+            "ProductGrid",
+            {"XBLOCK": 32, "YBLOCK": 16, "R0_BLOCK": 64, "GROUP": 8},
+            {"xnumel": 33, "ynumel": 17, "znumel": 70_000, "r0_numel": 1000},
+            (2 * 2 * 70_000, 1, 1),
+        ),
+        (
+            "ProductGrid",
+            {"XBLOCK": 32, "YBLOCK": 16},
+            {"xnumel": 0, "ynumel": 17, "znumel": 3},
+            (0, 1, 1),
+        ),
+        (
             "Grid2DWithYZOverflow",
             {"XBLOCK": 32, "YBLOCK": 16},
             {"xnumel": 100, "ynumel": 1000},

@@ -24,6 +24,7 @@ PROGRAMS = {
     "memory-check": "memory of a GPU without torch: 10,000 calls, other libraries, no leak, weights",
     "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
     "models": "whole models of transformers and timm on a GPU, beside eager mode and Inductor",
+    "products": "products of matrices as kernels on a GPU, beside cuBLAS",
     "random-graphs": "random functions at real sizes on a GPU, beside torch",
     "random-programs": (
         "random programs through torch.compile, forward and backward, on a GPU or in the"

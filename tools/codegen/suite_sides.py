@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, generate
 from bundler.codegen.torch_backend import triton_bundler
-from bundler.errors import BundlerError, ConfigError
+from bundler.errors import BundlerError, ConfigError, UnsupportedOperator
 from tools.codegen import suite_judge
 from tools.codegen.drawn_candidates import draw_candidates
 from tools.codegen.suite_cases import Call, Case, call_of, copied, differentiable, nudged
@@ -35,6 +35,7 @@ from tools.codegen.suite_judge import Compared, Outcome
 from tools.codegen.worker_pool import SPENT
 
 DEVICE = os.environ.get("CODEGEN_SUITES_DEVICE", "cpu")
+TEMPLATES = os.environ.get("CODEGEN_SUITES_TEMPLATES", "none")
 # A process that has come to so much memory is not asked again: torch keeps what it compiled.
 _MOST_MEMORY_KIB = (4 if DEVICE == "cpu" else 6) * 2**20
 # Eager runs with inputs off by their last bit, for a result that is further from float64 than the
@@ -88,7 +89,12 @@ def _verdict(case: Case) -> Answer:
         if isinstance(theirs, str):
             return {"outcome": "skipped", "why": theirs}
         notes: list[str] = []
-        function = _function(case, call, notes)
+        try:
+            function = _function(case, call, notes)
+        except UnsupportedOperator as error:
+            if "operators" not in error.facts:
+                raise
+            return {"outcome": "skipped", "why": error.message}
         try:
             found = _difference(case, call, function, theirs, notes)
         except Exception:
@@ -243,7 +249,7 @@ def _function(case: Case, call: Call, notes: list[str]) -> Callable[..., Any]:
         call.function,
         example,
         dynamic=case.mode == "dynamic",
-        options=GenerateOptions(sources=os.path.join(_folder(), "sources")),
+        options=GenerateOptions(sources=os.path.join(_folder(), "sources"), templates=TEMPLATES),
     )
     return program.run
 

@@ -7,6 +7,8 @@ wrong or raised, beside eager torch.
     python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out FILE --resume
     python -m tools.codegen suites --only 'op_db/ldexp/*'
         one operator
+    python -m tools.codegen suites --templates all --only 'op_db/*mm/*'
+        products as kernels, in the modes that are generated; what is still called raises
     python -m tools.codegen suites --device cuda --merge JOURNAL JOURNAL --out FILE
         one result of several
 
@@ -58,6 +60,7 @@ def main() -> int:
     """Run the cases that the options name; 1 when one is wrong, raises or was not run."""
     options = parsed()
     os.environ["CODEGEN_SUITES_DEVICE"] = options.device
+    os.environ["CODEGEN_SUITES_TEMPLATES"] = options.templates
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if options.drawn_candidates:
         os.environ[ASKED] = "1"
@@ -108,6 +111,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     line.add_argument(
         "--only", action="append", default=[], help="pattern of names of cases; may be repeated"
     )
+    line.add_argument(
+        "--templates", choices=("none", "all"), default="none", help="as GenerateOptions has it"
+    )
     line.add_argument("--each", type=float, default=_EACH_S, help="seconds that a case may take")
     line.add_argument("--out", type=Path, help="file for the result")
     line.add_argument(
@@ -126,6 +132,9 @@ def _chosen(case: Case, options: argparse.Namespace) -> bool:
     number, count = options.shard
     # An operator's cases stay together: a process has its samples.
     if zlib.crc32(f"{case.suite}/{case.operator}".encode()) % count != number - 1:
+        return False
+    # torch.compile has no such option.
+    if options.templates != "none" and ("compiled" in case.mode or case.mode == "inplace"):
         return False
     return not options.only or any(fnmatchcase(case.name, one) for one in options.only)
 

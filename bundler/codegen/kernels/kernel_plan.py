@@ -64,7 +64,7 @@ class KernelText:
     """A kernel without its name.
 
     Attributes:
-        kind: `pointwise`, `reduction` or `persistent_reduction`.
+        kind: `pointwise`, `reduction`, `persistent_reduction` or `product`.
         dimensions: (prefix, numel), as the signature has them.
         parameters: what a launch passes, in order.
         blocks: constexpr parameters behind them.
@@ -144,7 +144,7 @@ def write_kernel(
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
     persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
-    bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
+    bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
     shape = KernelShape(
@@ -171,16 +171,16 @@ def write_kernel(
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
-    examples = tuple(_example(p, buffers, size_hints) for p in parameters)
+    examples = tuple(example_of(p, buffers, size_hints) for p in parameters)
     origins = frozenset().union(*(loop.origins for loop in group.loops))
-    elements = _hint(numel([d.numel for d in space.dimensions]), size_hints)
+    elements = hint_of(numel([d.numel for d in space.dimensions]), size_hints)
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
         parameters=parameters,
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
-        hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
+        hints={d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions},
         reduction_hint=direction,
         changed=arguments.changed,
         counts={
@@ -220,21 +220,23 @@ def _is_added_to(group: LoopGroup, buffer: str) -> bool:
     return any(loop.buffer == buffer and loop.mode is not None for loop in group.loops)
 
 
-def _hint(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
+def hint_of(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
+    """Return what a size is in the example."""
     known = size.subs(dict(hints))
     return int(known) if known.is_Integer else _UNKNOWN_SIZE
 
 
-def _example(
+def example_of(
     parameter: KernelParameter, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]] | int:
+    """Return dtype, sizes and strides of a parameter in the example, or its number."""
     if not isinstance(parameter.outer, str):
-        return _hint(parameter.outer, hints)
+        return hint_of(parameter.outer, hints)
     if not parameter.type.startswith("*"):
         return 1
     layout = buffers[parameter.outer].layout
     sizes, strides = (
-        tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides)
+        tuple(hint_of(part, hints) for part in parts) for parts in (layout.sizes, layout.strides)
     )
     return layout.dtype, sizes, strides
 
@@ -262,20 +264,26 @@ def _direction(group: LoopGroup) -> str:
     return "OUTER" if found and all(along is False for along in found) else "DEFAULT"
 
 
-def _bounds_of_narrow_indices(
+def bounds_of_narrow_indices(
     group: LoopGroup,
     buffers: Mapping[str, Buffer],
     hints: Mapping[sympy.Symbol, int],
     bounded: Bounded | None,
+    more: Sequence[sympy.Expr] = (),
 ) -> tuple[sympy.Expr, ...] | None:
     """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone
     that may change; None where some index has 64.
+
+    Args:
+        group, buffers, hints, bounded: as `write_kernel` has them.
+        more: sizes beside those of the group and of its buffers.
     """
     # The number of elements of the kernel, and the span of each buffer; then no index within them
     # overflows. Sizes themselves are passed as parameters of that width.
     sizes = {
         numel([size for _, size in group.dimensions]),
         *(buffers[name].layout.storage for name in group.touched),
+        *more,
     }
     sizes |= frozenset().union(*(size.free_symbols for size in sizes))
     examples = {size: size.subs(dict(hints)) for size in sizes}

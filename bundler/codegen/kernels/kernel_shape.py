@@ -69,6 +69,8 @@ class KernelShape:
             it.
         upcast: whether 16-bit floats have the precision of float32 until they are stored; else each
             operator's result is rounded.
+        scalars: prefixes of dimensions of which a program has one element, so that no axis of its
+            blocks lies along them.
     """
 
     space: IterationSpace
@@ -78,6 +80,7 @@ class KernelShape:
     removed: frozenset[str]
     asserted: bool = True
     upcast: bool = True
+    scalars: frozenset[str] = frozenset()
 
     @property
     def looped(self) -> bool:
@@ -99,7 +102,8 @@ class KernelShape:
 
     def shape_of(self, dimensions: Collection[Dimension]) -> str:
         """Return the text of the shape of a value that differs along these dimensions alone."""
-        blocks = (block_name(d) if d in dimensions else "1" for d in self.space.dimensions)
+        along = [d for d in self.space.dimensions if d.prefix not in self.scalars]
+        blocks = (block_name(d) if d in dimensions else "1" for d in along)
         return f"[{', '.join(blocks)}]"
 
 

@@ -17,9 +17,16 @@ from typing import Any
 from bundler.codegen.kernels.kernel_arguments import KernelParameter
 from bundler.codegen.kernels.kernel_plan import KernelText
 from bundler.format.digest import sha256
+from bundler.runtime.heuristics.launch_grids import PRODUCT_GRID
 
 _PLACEHOLDER, _GIGABYTES = "KERNEL_NAME", "KERNEL_GIGABYTES"
-_CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
+_CATEGORIES = {
+    "pointwise": "poi",
+    "reduction": "red",
+    "persistent_reduction": "per",
+    "product": "mm",
+}
+_WITH_ROWS = frozenset({"reduction", "persistent_reduction"})
 _GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
 _LONGEST_NAME = 120
 _HARNESS_IMPORT = (
@@ -118,7 +125,7 @@ def module_text(text: KernelText, policy: Mapping[str, bool]) -> str:
     metadata = {
         "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
         "tile_hint": _tile_hint(text),
-        "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
+        "reduction_hint": text.reduction_hint if text.kind in _WITH_ROWS else None,
         "triton_meta": triton_meta(text),
         "inductor_meta": {**inductor_meta(text), **policy},
         **text.facts,
@@ -142,10 +149,12 @@ def module_text(text: KernelText, policy: Mapping[str, bool]) -> str:
 
 def _declared(parameter: KernelParameter) -> str:
     """Return a parameter as the function has it: of a number with 64 bits the type, since Triton
-    goes by the value else.
+    goes by the value else, unless that is a constant.
     """
     wide = {"i64": "tl.int64", "u64": "tl.uint64", "fp64": "tl.float64"}.get(parameter.type)
-    return parameter.name if wide is None else f"{parameter.name}: {wide}"
+    if wide is None or _is_one(parameter):
+        return parameter.name
+    return f"{parameter.name}: {wide}"
 
 
 def harness_text(text: KernelText) -> str:
@@ -212,7 +221,7 @@ def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
-        "grid_type": _GRIDS[kept],
+        "grid_type": PRODUCT_GRID if text.kind == "product" else _GRIDS[kept],
         "kernel_name": _PLACEHOLDER,
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,

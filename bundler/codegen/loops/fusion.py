@@ -18,7 +18,14 @@ from typing import NamedTuple
 
 import sympy
 
-from bundler.codegen.loops.loop_nodes import Buffer, ExternCall, Loop, Node, numel
+from bundler.codegen.loops.loop_nodes import (
+    POINTWISE,
+    Buffer,
+    ExternCall,
+    Loop,
+    Node,
+    numel,
+)
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.format.cached_properties import cached_property
 
@@ -50,6 +57,11 @@ class LoopGroup:
         """The nodes that are loops."""
         return tuple(node for node in self.nodes if isinstance(node, Loop))
 
+    @property
+    def product(self) -> Loop | None:
+        """The product of matrices among the loops, of which a kernel has one at most."""
+        return next((loop for loop in self.loops if loop.is_product), None)
+
     @cached_property
     def touched(self) -> frozenset[str]:
         """The buffers that it reads or writes."""
@@ -70,6 +82,8 @@ def fused(
 
 def dimensions_of(loop: Loop) -> _Dimensions:
     """Return the dimensions of a kernel of this loop alone."""
+    if loop.is_product:
+        return tuple(zip("zyx"[-len(loop.sizes) :], loop.sizes, strict=True))
     outer = ("x", numel(loop.sizes))
     return (outer, ("r0_", numel(loop.reduced_sizes))) if loop.has_rows else (outer,)
 
@@ -213,6 +227,8 @@ class _Fusion:
         # An extern call has no loops to join.
         if not one.loops or not other.loops or len(one.nodes) + len(other.nodes) > _MOST_LOOPS:
             return None
+        if (one.product or other.product) and not _is_epilogue(one, other):
+            return None
         # A loop that fits no common dimensions, or touches a written buffer elsewhere, forbids the
         # pair.
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
@@ -230,6 +246,10 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
     """Return the dimensions that a kernel of both could have."""
     if one == other:
         return [one]
+    product = next((found for found in (one, other) if found[0][0] != "x"), None)
+    if product is not None:
+        whole = [numel([size for _, size in found]) for found in (one, other)]
+        return [product] if sympy.expand(whole[0] - whole[1]) == 0 else []
     if len(one) == len(other):
         return []
     # A pointwise loop joins a reduction when it runs over the whole rows and columns, or over one
@@ -237,6 +257,19 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
     longer, shorter = (one, other) if len(one) > len(other) else (other, one)
     whole = numel([size for _, size in longer])
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
+
+
+def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:
+    """Whether one of two groups has a product, and the other one only what is computed of each of
+    its elements and then stored.
+    """
+    product, after = (one, other) if one.product else (other, one)
+    return (
+        all(loop.kind == POINTWISE and loop.mode is None for loop in after.loops)
+        and any(product.written & loop.reads for loop in after.loops)
+        # The matrices are read from memory, before anything is stored.
+        and not any(loop.reads & after.written for loop in product.loops if loop.is_product)
+    )
 
 
 def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:

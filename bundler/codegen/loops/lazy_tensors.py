@@ -31,7 +31,7 @@ from bundler.codegen.loops.loop_nodes import (
     contiguous_strides,
     numel,
 )
-from bundler.codegen.loops.loop_terms import Term, TermPool, in_order
+from bundler.codegen.loops.loop_terms import PRODUCT, Term, TermPool, in_order
 
 Indices = tuple[sympy.Expr, ...]
 Strides = tuple[sympy.Expr, ...]
@@ -138,6 +138,8 @@ class GraphBuilder:
         deterministic: whether equal calls have to give equal results, so that nothing is added in
             an order that is open.
         hints: symbol of a size -> its value in the example.
+        precision: of products of float32 that become kernels, `ieee` or `tf32`; None where products
+            are called.
     """
 
     def __init__(self) -> None:
@@ -146,6 +148,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.deterministic = False
         self.hints: dict[sympy.Symbol, int] = {}
+        self.precision: str | None = None
         self._count = self._seeds = 0
         # Buffers that belong to one tensor of torch's, and must not serve as another one's result.
         self._owned: set[str] = set()
@@ -318,6 +321,56 @@ class GraphBuilder:
             )
         )
         return self._of_buffer(name, origins)
+
+    def multiply(
+        self,
+        left: LazyTensor,
+        right: LazyTensor,
+        layout: TensorLayout,
+        origins: frozenset[str],
+    ) -> LazyTensor:
+        """Multiply matrices, or those of a batch one by one.
+
+        Args:
+            left, right: of one dtype.
+            layout: of the result.
+            origins: names of the operators this comes from.
+        """
+        length = (left.sizes[-1],)
+        outer, inner = variables("i", layout.sizes), variables("r", length)
+        *batch, row, column = outer
+        ranges = dict(zip([*outer, *inner], [*layout.sizes, *length], strict=True))
+        operands = (
+            self._element_in_memory(left, (*batch, row, *inner), ranges),
+            self._element_in_memory(right, (*batch, *inner, column), ranges),
+        )
+        value = self.pool.make(PRODUCT, operands, "float32", (self.precision,))
+        places = [
+            sympy.Integer(0) if size == 1 else name
+            for name, size in zip(outer, layout.sizes, strict=True)
+        ]
+        name = self.new_buffer(layout)
+        index = sympy.expand(layout.index(places))
+        self.nodes.append(
+            Loop(name, outer, layout.sizes, inner, length, value, PRODUCT, index, origins=origins)
+        )
+        return self._of_buffer(name, origins)
+
+    def _element_in_memory(
+        self, tensor: LazyTensor, indices: Indices, ranges: dict[sympy.Symbol, sympy.Expr]
+    ) -> Term:
+        """Return the load of an element of a tensor that is in memory, in a copy if need be."""
+        term = self._simplified(tensor.at(indices), ranges)
+        if term.operator == "load" and not term.arguments:
+            buffer = self.buffers[term.details[0]]
+            if buffer.layout.dtype == tensor.dtype and not buffer.by_value:
+                return term
+        found = self.reference(tensor)
+        single = [
+            sympy.Integer(0) if size == 1 else index
+            for index, size in zip(indices, tensor.sizes, strict=True)
+        ]
+        return self.pool.load(found.buffer, sympy.expand(found.layout.index(single)), tensor.dtype)
 
     def along_rows(
         self,

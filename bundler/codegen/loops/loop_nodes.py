@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.loops.loop_terms import Load, Term, loads_of
+from bundler.codegen.loops.loop_terms import PRODUCT, Load, Term, loads_of
 from bundler.format.cached_properties import cached_property
 
 POINTWISE = "pointwise"
@@ -131,7 +131,8 @@ class Loop:
         reduced, reduced_sizes: one for each dimension that is reduced; none for `pointwise`.
         value: the body.
         kind: `pointwise`, one of `REDUCTIONS`, or one of `ALONG_ROWS`: then the value is such a
-            term, and `index` is over the reduced variables too.
+            term, and `index` is over the reduced variables too. `product`: the value is such a
+            term; variables are batch, if there is one, row and column.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
         mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
@@ -161,7 +162,12 @@ class Loop:
         """Whether it goes through rows: it reduces them, or its elements are made of several of
         their row.
         """
-        return self.kind != POINTWISE
+        return self.kind not in {POINTWISE, PRODUCT}
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of matrices, which has a kernel of its own kind."""
+        return self.kind == PRODUCT
 
     @property
     def roots(self) -> tuple[Term, ...]:

@@ -15,6 +15,8 @@ computed of it is computed once::
     scan           arguments: an element of the row for each operand, details (combination, place):
                    one result of combining all elements of the row up to this one
     argument       details (number,): an argument of a combination
+    product        arguments: the loads of an element of each matrix, details (precision,): the sum of
+                   their products along the reduced variable of the loop, `ieee` or `tf32`
     other names    an operator of `operation_text`; details are its options, (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.
@@ -36,10 +38,11 @@ Argument = Union["Term", int, float, bool]
 # Buffer, index, and the symbols of the index that stand for values.
 Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
 SCAN = "scan"
+PRODUCT = "product"
 #: Operators whose value at an element is made of other elements of its row.
 ALONG_ROWS = frozenset({SCAN})
 STRUCTURAL = frozenset(
-    {"load", "index_expr", "constant", "masked", "check_bounds", "argument", *ALONG_ROWS}
+    {"load", "index_expr", "constant", "masked", "check_bounds", "argument", PRODUCT, *ALONG_ROWS}
 )
 
 

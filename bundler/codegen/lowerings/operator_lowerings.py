@@ -21,6 +21,7 @@ from bundler.codegen.lowerings.indexing_lowerings import INDEXING
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.pointwise_lowerings import POINTWISE
 from bundler.codegen.lowerings.pooling_lowerings import POOLS
+from bundler.codegen.lowerings.product_lowerings import PRODUCTS
 from bundler.codegen.lowerings.random_lowerings import RANDOM
 from bundler.codegen.lowerings.reduction_lowerings import REDUCTIONS_BY_NAME
 from bundler.codegen.lowerings.scan_lowerings import SCANS
@@ -39,10 +40,11 @@ _SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 
 @dataclass(frozen=True)
 class RefusedOperator:
-    """An operator that is called as it is: its name, and why."""
+    """An operator that is called as it is: its name, why, and the line of the user's program."""
 
     operator: str
     reason: str
+    line: str = ""
 
 
 def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOperator]) -> Lowered:
@@ -118,7 +120,8 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
             (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
         )
         return tuple(_named(call, tensor) for tensor in seen)
-    for table in (POINTWISE, INDEXING, SCATTERING):
+    products = {} if builder.precision is None else PRODUCTS
+    for table in (POINTWISE, INDEXING, SCATTERING, products):
         if name in table:
             return (table[name](builder, call),)
     for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, RANDOM, POOLS):

@@ -62,6 +62,7 @@ def block_name(axis: str) -> str:
 def max_block(axis: str, setting: Setting) -> int:
     """Return the largest block of an axis."""
     most = _MAX_X_HIP if axis == "x" and setting.device.is_hip else _MAX_BLOCK[axis]
+    most = min(most, setting.facts.max_blocks.get(axis, most))
     return min(most, setting.facts.max_xblock or most) if axis == "x" else most
 
 

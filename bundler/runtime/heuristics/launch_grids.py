@@ -7,6 +7,7 @@ kind                            grid
 ==============================  ==========================================================================
 Grid1D, Grid2D, Grid3D          so many blocks as cover x, y, z
 Grid2DWithYZOverflow            y beyond 65,535 blocks goes on along z
+ProductGrid                     blocks of y and x, for each z, along one axis, which the kernel groups
 BatchMatmulGrid3D               axes reversed, so that the batch lies along the axis without a limit
 MixOrderReductionGrid           x in groups of `RSPLIT_SIZE` rows
 CooperativeReductionGrid        `RSPLIT` programs for each block of x
@@ -44,6 +45,7 @@ Term = int | str
 Terms = tuple[Term, Term, Term]
 # Returns the size of a name: a number of a call, or the name itself.
 SizeOf = Callable[[str], Term]
+PRODUCT_GRID = "ProductGrid"
 EXTRA_ARGUMENTS = ("_grid_0", "_grid_1", "_grid_2")
 _BACKENDS_WITH_LIMITS = {"cuda", "hip"}
 
@@ -97,6 +99,12 @@ def _with_overflow(blocks: Blocks, size: SizeOf) -> Terms:
     counts both.
     """
     return _cover("x", blocks, size), *_overflowing(_cover("y", blocks, size))
+
+
+def _of_product(blocks: Blocks, size: SizeOf) -> Terms:
+    """Cover rows and columns, and a batch where the launch has one."""
+    tiles = _product(_cover("y", blocks, size), _cover("x", blocks, size))
+    return _product(tiles, size("znumel")), 1, 1
 
 
 def _mix_order_reduction(blocks: Blocks, size: SizeOf) -> Terms:
@@ -224,6 +232,7 @@ _PLAIN: dict[str, Grid] = {
     "Grid3D": _covering("x", "y", "z"),
     "BatchMatmulGrid3D": _covering("z", "y", "x"),
     "Grid2DWithYZOverflow": FormulaGrid(_with_overflow),
+    PRODUCT_GRID: FormulaGrid(_of_product),
     "MixOrderReductionGrid": FormulaGrid(_mix_order_reduction),
     "CooperativeReductionGrid": FormulaGrid(_cooperative_reduction),
     "SplitScanGrid": FormulaGrid(_split_scan),

@@ -37,6 +37,11 @@ from bundler.runtime.heuristics.facts import (
 )
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
+from bundler.runtime.heuristics.product_rules import (
+    LARGEST_BLOCKS,
+    Operands,
+    product_configs,
+)
 from bundler.runtime.heuristics.reduction_rules import (
     choose_rsplit_size,
     cooperative_reduction_configs,
@@ -109,6 +114,18 @@ def persistent_reduction(
     return _decorator(
         "persistent_reduction", configs, setting, hints, grid or _reduction_grid(hints), launch
     )
+
+
+def product(
+    hints: SizeHints, setting: Setting, *, operands: Operands, grid: GridLike, **launch: Any
+) -> Decorator:
+    """Give a product of matrices its candidates; arguments as `product_configs` and `pointwise`
+    have them.
+    """
+    facts = replace(setting.facts, native_matmul=True, max_blocks=LARGEST_BLOCKS)
+    setting = replace(setting, facts=facts)
+    configs = product_configs(hints, setting, operands=operands)
+    return _decorator("product", configs, setting, hints, grid, launch)
 
 
 def mix_order_reduction(

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices as kernels, each beside float64: what `product_worker` runs in Triton's
+interpreter.
+
+A result is off by what its dtype rounds, once, and by what a sum in float32 of so many products may
+be, whatever its order: K + 4 roundings of the sum of the absolute products.
+"""
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bundler.codegen.program import GenerateOptions, generate
+
+TEMPLATES = GenerateOptions(templates="all")
+# Half of the distance to the next number, relative; and the least number above 0.
+ROUNDED = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+LEAST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}
+# An epilogue's own roundings.
+MORE = 4
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def checked(function, inputs, left, right, added=0.0, *, slope=1.0):
+    """Raise where a function of one product is off by more than the bound.
+
+    Args:
+        function: whose only result is compared.
+        inputs: of it.
+        left, right: returns of inputs in float64 what is multiplied.
+        added: what is added to the product, in float64.
+        slope: by how much more than the product what is computed of it may change.
+    """
+    program = generate(function, inputs, options=TEMPLATES)
+    assert not program.fallbacks, program.fallbacks
+    (got,) = program.run(*inputs)
+    eager = function(*inputs)
+    assert (got.dtype, got.shape) == (eager.dtype, eager.shape)
+    assert not got.numel() or strides(got) == strides(eager)
+    wide = [item.double() if item.is_floating_point() else item for item in inputs]
+    exact = function(*wide)
+    products = (left(*wide).abs() @ right(*wide).abs()).reshape(exact.shape)
+    steps = (left(*wide).shape[-1] + MORE) * 2.0**-24
+    bound = slope * steps * (products + abs(added)) + ROUNDED[got.dtype] * exact.abs()
+    excess = (got.double() - exact).abs() - bound * 1.01 - LEAST[got.dtype]
+    assert not got.numel() or excess.max() <= 0, f"{got.dtype} {got.shape}: {excess.max()}"
+    return program
+
+
+def strides(tensor):
+    """Return the strides of dimensions of several elements; others say nothing."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def drawn(*sizes, dtype=torch.float32):
+    return torch.randn(sizes).to(dtype)
+
+
+# ------------------------------------------------------------------------------------- Drawn shapes
+
+
+@st.composite
+def matrices(draw, length):
+    """Return a tensor of the last two sizes that are asked for, which may lie in any way."""
+    rows, columns, batch, dtype = length
+    kind = draw(st.sampled_from(["rows", "columns", "sliced", "offset", "repeated"]))
+    sizes = (*batch, rows, columns)
+    if kind == "columns":
+        return drawn(*batch, columns, rows, dtype=dtype).mT
+    if kind == "sliced":
+        return drawn(*batch, rows * 2, columns * 3, dtype=dtype)[..., ::2, ::3]
+    if kind == "offset":
+        return drawn(*batch, rows + 1, columns + 2, dtype=dtype)[..., 1:, 2:]
+    if kind == "repeated":
+        along = draw(st.integers(0, len(sizes) - 1))
+        return drawn(*(1 if n == along else s for n, s in enumerate(sizes)), dtype=dtype).expand(
+            sizes
+        )
+    return drawn(*sizes, dtype=dtype)
+
+
+SIZES = st.one_of(
+    st.integers(0, 3), st.integers(4, 40), st.sampled_from([16, 32, 64, 65, 128, 130])
+)
+
+
+@st.composite
+def problems(draw):
+    """Return two factors, and what may be added to their product."""
+    rows, columns, length = draw(SIZES), draw(SIZES), draw(SIZES)
+    dtype = draw(st.sampled_from(DTYPES))
+    batches = [(), (2,), (1,), (3, 2), (1, 2)]
+    left = draw(matrices((rows, length, draw(st.sampled_from(batches)), dtype)))
+    right = draw(matrices((length, columns, draw(st.sampled_from(batches)), dtype)))
+    return left, right
+
+
+def drawn_products(count):
+    """Compare products of drawn shapes, strides and dtypes."""
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None)
+    @given(problems(), st.booleans())
+    def compared(problem, is_relu):
+        torch.manual_seed(0)
+        left, right = problem
+        if len(left.shape) > 2 and len(right.shape) > 2:
+            try:
+                torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+            except RuntimeError:
+                right = right.reshape(-1, *right.shape[-2:])[0] if right.numel() else right[0]
+        function = (lambda a, b: (a @ b).relu()) if is_relu else torch.matmul
+        checked(function, [left, right], lambda a, _: a, lambda _, b: b)
+
+    compared()
+
+
+# --------------------------------------------------------------------------------------- Named cases
+
+
+def sums():
+    """Add to a product: vectors, matrices, scaled, and what is ignored."""
+    dtype = torch.bfloat16
+    a, b, c = drawn(20, 33, dtype=dtype), drawn(33, 17, dtype=dtype), drawn(17, dtype=dtype)
+    wide = c.double().abs()
+    checked(torch.addmm, [c, a, b], lambda _, a, b: a, lambda _, a, b: b, wide)
+    checked(
+        lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2),
+        [c, a, b],
+        lambda _, a, b: 2 * a,
+        lambda _, a, b: b,
+        wide,
+    )
+    lost = torch.full_like(c, float("nan"))
+    program = generate(
+        lambda c, a, b: torch.addmm(c, a, b, beta=0), [lost, a, b], options=TEMPLATES
+    )
+    assert not program.run(lost, a, b)[0].isnan().any()
+    x, y, z = (
+        drawn(3, 4, 21, dtype=dtype),
+        drawn(3, 21, 5, dtype=dtype),
+        drawn(3, 1, 5, dtype=dtype),
+    )
+    checked(torch.baddbmm, [z, x, y], lambda _, a, b: a, lambda _, a, b: b, z.double().abs())
+    checked(
+        torch.addbmm,
+        [z[0], x, y],
+        lambda _, a, b: a.permute(1, 0, 2).reshape(4, 63),
+        lambda _, a, b: b.reshape(63, 5),
+        z[0].double().abs(),
+    )
+    checked(
+        F.linear,
+        [x, drawn(7, 21, dtype=dtype), drawn(7, dtype=dtype)],
+        lambda x, w, b: x,
+        lambda x, w, b: w.t(),
+        10.0,
+    )
+
+
+def repeated():
+    """Multiply what lies once and is repeated along rows, columns, and what is summed up."""
+    for left, right in (
+        (drawn(1, 33).expand(20, 33), drawn(33, 1).expand(33, 17)),
+        (drawn(20, 1).expand(20, 33), drawn(1, 17).expand(33, 17)),
+        (drawn(1, 20, 33).expand(3, 20, 33), drawn(1, 1, 1).expand(3, 33, 17)),
+    ):
+        program = checked(torch.matmul, [left, right], lambda a, _: a, lambda _, b: b)
+        assert len(program.sources) == 1, program.sources
+
+
+def epilogues():
+    """Compute of a product, in its kernel: activation, residual, gate, cast, a random mask."""
+    a, b, c = drawn(20, 33), drawn(33, 40), drawn(20, 40)
+    left, right = (lambda a, *_: a), (lambda a, b, *_: b)
+    for function, inputs in {
+        lambda a, b: F.gelu(a @ b): [a, b],
+        lambda a, b, c: F.silu(a @ b) * 0.25 + c: [a, b, c],
+        lambda a, b, c: torch.sigmoid(a @ b) * c.clamp(-1, 1): [a, b, c],
+        lambda a, b: (a @ b).to(torch.bfloat16): [a, b],
+        lambda a, b, c: (a @ b).view(4, 5, 40) + c.view(4, 5, 40): [a, b, c],
+        lambda a, b: torch.where((a @ b) > 0, 1.5, -1.0) * 2: [a, b],
+    }.items():
+        program = checked(function, inputs, left, right, 8.0, slope=1.2)
+        assert len(program.sources) == 1, program.sources
+    program = generate(lambda a, b: F.dropout((a @ b).exp(), 0.5), [a, b], options=TEMPLATES)
+    (got,) = program.run(a, b, seed=3)
+    kept = got != 0
+    assert 0.3 < kept.double().mean() < 0.7
+    torch.testing.assert_close(got[kept], (2 * (a @ b).exp())[kept], rtol=1e-4, atol=1e-5)
+
+
+def changed_inputs():
+    """Write the product to an input, of which it is made, and add to it in place."""
+
+    def step(w, x):
+        w.add_(x.t() @ (x @ w), alpha=-0.1)
+        return w * 2
+
+    w, x = drawn(9, 9), drawn(20, 9)
+    program = generate(step, [w, x], options=TEMPLATES)
+    given, expected = w.clone(), w.clone()
+    (got,) = program.run(given, x)
+    torch.testing.assert_close(got, step(expected, x))
+    torch.testing.assert_close(given, expected)
+
+
+def other_dtypes():
+    """Multiply integers and float64, which no matrix unit has."""
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.float64):
+        a, b = (drawn(*sizes) * 9 for sizes in ((6, 20), (20, 5)))
+        a, b = a.abs().to(dtype), b.abs().to(dtype)
+        program = generate(lambda a, b: torch.addmm(b[0], a, b, alpha=2), [a, b], options=TEMPLATES)
+        torch.testing.assert_close(program.run(a, b)[0], torch.addmm(b[0], a, b, alpha=2))
+
+
+def changing_sizes():
+    """Run one program at other sizes, of which none was known, nor is a multiple of a block."""
+    linear = generate(
+        lambda x, w, b: F.relu(F.linear(x, w, b)),
+        [drawn(6, 20), drawn(24, 20), drawn(24)],
+        options=TEMPLATES,
+        dynamic=True,
+    )
+    batched = generate(
+        torch.bmm, [drawn(3, 6, 20), drawn(3, 20, 9)], options=TEMPLATES, dynamic=True
+    )
+    assert not linear.fallbacks + batched.fallbacks
+    wide = generate(
+        torch.mm,
+        [drawn(6, 20), drawn(20, 24)],
+        options=GenerateOptions(templates="all", wide_indices=True),
+        dynamic=True,
+    )
+    assert "tl.int64" in "".join(wide.sources.values())
+    for rows, columns, length in ((6, 24, 20), (50, 3, 17), (300, 2, 130), (2, 70, 64)):
+        x, w, b = drawn(rows, length), drawn(columns, length), drawn(columns)
+        right = F.relu(F.linear(x, w, b))
+        torch.testing.assert_close(linear.run(x, w, b)[0], right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            wide.run(x, w.t().contiguous())[0], x @ w.t(), rtol=1e-4, atol=1e-5
+        )
+        y, z = drawn(5, rows, length), drawn(5, length, columns)
+        torch.testing.assert_close(batched.run(y, z)[0], y @ z, rtol=1e-4, atol=1e-5)
+
+
+def measured():
+    """Launch what `tools.codegen products` measures, and compare it as it does."""
+    from tools.codegen import products
+
+    for dtype in products.DTYPES:
+        found = products.problem((33, 50, 40), dtype, "cpu")
+        found.kernel.run(*found.arguments)
+        result = next(a for a in found.arguments if getattr(a, "shape", ()) == (33, 50))
+        torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
+        assert 0 < products.off(found, dtype) <= 1
+    rows = [{"cublas_ms": 2.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)]
+    assert products.summary(rows) == {
+        "speed": 1.0,
+        "least_speed": 0.5,
+        "chosen_over_tuned": 1.5,
+    }
+
+
+class Block(nn.Module):
+    """A layer as transformers have it, attention and what follows, in products."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.of_queries, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.of_queries(self.norms[0](x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf")).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
+        y = self.norms[1](x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def modules():
+    """Run whole modules: one of ours, and torch's own attention with its weights."""
+    torch.manual_seed(0)
+    x = drawn(2, 10, 32)
+    others = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    with torch.no_grad():
+        for function, kernels in ((Block(32, 4), 11), (lambda x: others(x, x, x), 9)):
+            program = generate(function, [x], options=TEMPLATES)
+            assert not program.fallbacks
+            assert len(program.sources) <= kernels, list(program.sources)
+            expected = function(x)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            for got, right in zip(program.run(x), expected, strict=True):
+                torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        sums,
+        epilogues,
+        changed_inputs,
+        other_dtypes,
+        repeated,
+        changing_sizes,
+        measured,
+        modules,
+    )
+}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices as kernels of a bundle (`templates="all"`): numbers, what shares a kernel,
+masks, builds, and launches without torch.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bundler.codegen.loops.fusion import LoopGroup  # noqa: E402
+from bundler.codegen.lower import lower_graph  # noqa: E402
+from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
+from bundler.codegen.trace import trace  # noqa: E402
+from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
+from bundler.format.opaque_files import program_name  # noqa: E402
+from bundler.runtime.program.program_plan import (  # noqa: E402
+    Launch,
+    OperatorStep,
+    read_plan,
+)
+from bundler.runtime.program.program_summary import summary_of  # noqa: E402
+
+TEMPLATES = GenerateOptions(templates="all")
+TARGETS = ("cuda:90", "hip:gfx942")
+HERE = Path(__file__).resolve().parent
+
+
+def generated(function, *inputs, **options):
+    return generate(function, inputs, options=GenerateOptions(templates="all", **options))
+
+
+def full(*sizes, dtype=torch.float32):
+    return torch.zeros(sizes, dtype=dtype)
+
+
+def test_numbers_are_those_of_float64_within_a_bound(interpreted):
+    """Sums and their scales, what shares a product's kernel, and inputs that change."""
+    cases = ("sums", "repeated", "epilogues", "changed_inputs")
+    assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
+
+
+@pytest.mark.slow
+def test_any_shape_any_strides_any_module(interpreted):
+    """Drawn: no rows, one, odd ones; transposed, sliced, repeated; each dtype. Integers, sizes that
+    change, and whole modules.
+    """
+    cases = ("100", "other_dtypes", "changing_sizes", "measured", "modules")
+    assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
+
+
+def test_without_the_option_products_are_called():
+    """As ever: the default decides nothing anew."""
+    program = generate(torch.mm, [full(4, 5), full(5, 6)])
+    assert [one.operator for one in program.fallbacks] == ["aten.mm.default"]
+    assert GenerateOptions().templates == "none"
+
+
+def test_a_program_calls_no_operator_and_says_so():
+    """Linear layers with what follows are one launch each, and the plan stays data."""
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+    program = generated(lambda x: layer(x) + x, full(2, 9, 32))
+    plan = read_plan(program.plan.to_json())
+    assert not any(isinstance(step, OperatorStep) for step in plan.steps)
+    assert [step.kernel[:10] for step in plan.steps if isinstance(step, Launch)] == [
+        "triton_mm_"
+    ] * 2
+    assert not summary_of("program", plan).operators
+    assert not program.fallbacks
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels", "why"),
+    [
+        (lambda a, b: (a @ b).relu(), 1, "an epilogue"),
+        (
+            lambda a, b: (lambda y: (y, y.relu()))(a @ b),
+            1,
+            "what leaves the graph too is stored beside it",
+        ),
+        (lambda a, b: (a @ b).relu() * (a @ (b + 1)), 3, "a kernel has one product"),
+        (lambda a, b: (a @ b).softmax(1), 2, "rows are reduced by another kernel"),
+        (lambda a, b: (a + 1) @ b, 2, "operands are read from memory"),
+        (lambda a, b: ((a @ b) + 1).t().contiguous(), 2, "a transposed result is no epilogue"),
+        (lambda a, b: (a.t() @ b.t()).t(), 1, "a transposed operand is read where it lies"),
+        (lambda a, b: (a @ b) @ b, 2, "a product of a product"),
+        (
+            lambda a, b: torch.zeros(2, 32).index_add(0, (a[:, 0] > 0).long(), a @ b),
+            3,
+            "what is added at places that values decide is added by another kernel",
+        ),
+    ],
+)
+def test_what_shares_a_kernel_with_a_product(function, kernels, why):
+    """Only what is computed of each element and stored."""
+    program = generated(function, full(32, 32), full(32, 32))
+    assert len([s for s in program.plan.steps if isinstance(s, Launch)]) == kernels, why
+
+
+def test_what_is_stored_in_16_bits_is_read_with_these_bits():
+    """Beside a store, an epilogue has what is stored; without one, all that was summed up."""
+    half = full(16, 16, dtype=torch.bfloat16)
+    rounded = "accumulator.to(tl.bfloat16).to(tl.float32)"
+    text = "".join(
+        generated(lambda a, b: (lambda y: (y, y.exp()))(a @ b), half, half).sources.values()
+    )
+    assert rounded in text
+    text = "".join(generated(lambda a, b: (a @ b).exp(), half, half).sources.values())
+    assert rounded not in text
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [(lambda a, b: a @ b, "bfloat16"), (lambda a, b: torch.addmm(a, a, b), "float32")],
+)
+def test_what_is_added_to_is_not_rounded_before(function, dtype):
+    """Whatever kernel adds: a sum is rounded once."""
+    half = full(16, 16, dtype=torch.bfloat16)
+    graph = lower_graph(trace(function, [half, half]), templates=True)
+    (product,) = [node for node in graph.builder.nodes if getattr(node, "is_product", False)]
+    assert graph.builder.buffers[product.buffer].layout.dtype == dtype
+
+
+def test_what_is_left_to_call_is_refused_with_its_line():
+    """Each operator, why, and where; not what nobody needs."""
+
+    def function(x, w):
+        y = torch.conv2d(x @ x, w)
+        return torch.fft.rfft(y).real
+
+    with pytest.raises(UnsupportedOperator, match=r"aten\._fft_r2c.*aten\.convolution") as caught:
+        generated(function, full(1, 3, 8, 8), full(4, 3, 3, 3))
+    facts = caught.value.facts
+    assert "aten.convolution.default" in facts["operators"]
+    assert "y = torch.conv2d(x @ x, w)" in caught.value.message
+    assert facts["line"].endswith("y = torch.conv2d(x @ x, w)")
+    with pytest.raises(UnsupportedOperator, match="complex64"):
+        generated(torch.mm, full(2, 2, dtype=torch.complex64), full(2, 2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [("where faster", "measurements on a GPU"), ("some", "'none', 'all'")]
+)
+def test_other_choices_are_refused(given, words):
+    """What needs a measurement is named as such."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        GenerateOptions(templates=given)
+    assert caught.value.facts["got"] == given
+
+
+@pytest.mark.parametrize(
+    ("sizes", "masks"),
+    [
+        ((256, 512, 128), ""),
+        ((128, 16, 64), ""),
+        ((768, 256, 384), ""),
+        ((257, 512, 128), "y"),
+        ((384, 512, 128), "y"),
+        ((256, 1, 128), "x"),
+        ((256, 300, 8), "xr0_"),
+        ((1, 1, 192), "yxr0_"),
+    ],
+)
+def test_masks_are_left_out_where_no_block_goes_beyond(sizes, masks):
+    """Of each candidate on each device, which is what the text counts on."""
+    from bundler.codegen.emit import device_of
+    from bundler.format.entries import Target
+
+    rows, columns, length = sizes
+    program = generated(torch.mm, full(rows, length), full(length, columns))
+    ((name, source),) = program.sources.items()
+    found = [
+        p
+        for p, text in {"y": "& ymask|ymask", "x": "xmask", "r0_": "r0_row < r0_numel"}.items()
+        if re.search(text, source)
+    ]
+    assert "".join(found) == masks
+    of_axis = {"y": rows, "x": columns, "r0_": length}
+    for target in (*TARGETS, "cuda:80", "cuda:86", "cuda:100", "cuda:120"):
+        for config in program.modules[name].on(device_of(Target.parse(target))).configs:
+            for prefix in of_axis.keys() - set(found):
+                assert of_axis[prefix] % config.kwargs[f"{prefix.upper()}BLOCK"] == 0, (
+                    target,
+                    config,
+                )
+
+
+def test_torchs_setting_decides_about_tf32():
+    """float32 is multiplied as it is, unless torch may round it."""
+
+    def text(dtype=torch.float32):
+        given = full(16, 16, dtype=dtype)
+        return "".join(generated(torch.mm, given, given).sources.values())
+
+    setting = torch.backends.cuda.matmul
+    plain, before = text(), setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        rounded, half = text(), text(torch.bfloat16)
+    finally:
+        setting.fp32_precision = before
+    assert "input_precision='ieee'" in plain
+    assert "operands='fp32'" in plain
+    assert "allow_tf32=True" in rounded
+    assert "operands='tf32'" in rounded
+    assert "operands='bf16'" in half
+    assert "tf32" not in half
+
+
+def test_wide_indices_are_wide_everywhere():
+    """Blocks, lanes and strides, so that no address overflows."""
+    program = generated(
+        lambda a, b: torch.bmm(a.expand(70_000, -1, -1), b.expand(70_000, -1, -1)),
+        full(1, 256, 16),
+        full(1, 16, 256),
+    )
+    (source,) = program.sources.values()
+    assert "yblock.to(tl.int64) * YBLOCK" in source
+    assert "tl.arange(0, R0_BLOCK).to(tl.int64)" in source
+    assert "tl.full([1, 1], program // (yblocks * xblocks), tl.int64)" in source
+
+
+def test_no_group_has_two_products():
+    """The kernel's text has one sum; fusion sees to it."""
+    program = generated(lambda a, b: (a @ b) + (a @ b.t()), full(16, 16), full(16, 16))
+    assert all(source.count("tl.dot(") == 1 for source in program.sources.values())
+    assert LoopGroup((), ()).product is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_kind_of_product_compiles_for_both_makers(dtype, tmp_path):
+    """Ahead of time, without a GPU: operands in rows and columns, a batch, masks, wide epilogues."""
+
+    def function(a, b, c):
+        y = torch.nn.functional.gelu(torch.addmm(c, a, b)).to(torch.float32)
+        return y, torch.bmm(a.expand(3, -1, -1), b.expand(3, -1, -1).contiguous())[:, :, ::2] + 1
+
+    given = [full(100, 72, dtype=dtype), full(50, 72, dtype=dtype).t(), full(50, dtype=dtype)]
+    options = GenerateOptions(templates="all", sources=str(tmp_path))
+    program = generate(function, given, options=options)
+    bundle = program.build(TARGETS)
+    assert len(bundle.kernels) == len(TARGETS) * len(program.kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_a_bundle_of_products_is_launched_without_torch_and_triton(backend, tmp_path):
+    """On a driver without a GPU: with what the plan says, and as many programs as cover each
+    product.
+    """
+
+    def function(a, b):
+        return ((a @ b).relu() @ a + a).exp(), torch.bmm(
+            b[None].expand(3, -1, -1), a[None].expand(3, -1, -1)
+        )
+
+    options = GenerateOptions(templates="all", sources=str(tmp_path / "sources"))
+    program = generate(function, [full(48, 64), full(64, 48)], options=options)
+    bundle = program.build(TARGETS)
+    bundle.save(tmp_path / "program.tbundle")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "TORCH"))}
+    command = [sys.executable, "-P", str(HERE / "replay_worker.py")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "program.tbundle"), backend],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["imported"] == []
+    steps = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert [one["kernel"] for one in report["launches"]] == [step.kernel for step in steps]
+    (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
+    kernels = read_plan(bundle.read(entry.artifact)).kernels
+    for launch, step in zip(report["launches"], steps, strict=True):
+        choices = kernels[step.kernel].choices
+        blocks = next(listed[0].blocks for at, listed in choices.items() if at.startswith(backend))
+        rows, columns = (
+            -(-step.sizes[f"{axis}numel"] // blocks[f"{axis.upper()}BLOCK"]) for axis in "yx"
+        )
+        assert launch["grid"] == [rows * columns * step.sizes["znumel"], 1, 1]

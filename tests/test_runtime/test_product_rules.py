@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates for products of matrices: they fit each device, suit the sizes, and are the same
+everywhere.
+"""
+
+import itertools
+
+import pytest
+
+from bundler.errors import ConfigError
+from bundler.runtime import heuristics
+from bundler.runtime.heuristics.block_limits import max_block
+from bundler.runtime.heuristics.facts import Device, Facts, Policy, Setting
+from bundler.runtime.heuristics.product_rules import LARGEST_BLOCKS, product_configs
+
+H200 = Device("cuda", 132, major=9)
+# Shared memory of a program.
+DEVICES = {
+    Device("cuda", 108, major=8): 99 << 10,
+    H200: 227 << 10,
+    Device("cuda", 188, major=12): 99 << 10,
+    Device("cuda", 40, major=7): 48 << 10,
+    Device("hip", 304, warp_size=64): 64 << 10,
+}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+def sizes(z, y, x, r0_):
+    return {"z": z, "y": y, "x": x, "r0_": r0_}
+
+
+def tile(config):
+    return tuple(config.kwargs[name] for name in ("YBLOCK", "XBLOCK", "R0_BLOCK"))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("operands", BYTES)
+def test_each_candidate_fits_sizes_and_shared_memory(device, operands):
+    """Blocks are powers of two within the limits that masks count on, never below 16, and so many
+    stages of both operands lie in shared memory, one less on AMD.
+    """
+    for numbers in itertools.product((1, 64), (1, 32, 4096), (16, 8192), (1, 64, 8192)):
+        hints = sizes(*numbers)
+        found = product_configs(hints, Setting(device), operands=operands)
+        assert found
+        assert len(set(found)) == len(found) <= 8
+        for config in found:
+            y, x, r = tile(config)
+            for axis, block in zip(("y", "x", "r0_"), (y, x, r), strict=True):
+                assert block & (block - 1) == 0
+                assert 16 <= block <= min(LARGEST_BLOCKS[axis], max(16, hints[axis]))
+            assert config.num_stages >= 1
+            held = config.num_stages - device.is_hip
+            assert held * (y + x) * r * BYTES[operands] <= DEVICES[device]
+
+
+def test_the_first_candidate_fills_the_device():
+    """Large tiles where there are many, small ones where those would leave processors idle."""
+
+    def first(*numbers, operands="bf16"):
+        return tile(product_configs(sizes(*numbers), Setting(H200), operands=operands)[0])
+
+    assert first(1, 8192, 8192, 8192) == (128, 256, 64)
+    assert first(1, 8192, 8192, 8192, operands="tf32") == (128, 256, 32)
+    assert first(1, 16, 4096, 4096)[0] == 16
+    small = first(1, 512, 512, 4096)
+    assert small[0] * small[1] <= 64 * 64
+    assert first(64, 512, 512, 64) == (128, 256, 64)
+
+
+def test_a_policy_that_wants_all_gets_all():
+    """Else a tuner measures a few."""
+    setting = Setting(H200, policy=Policy(max_autotune=True))
+    assert len(product_configs(sizes(1, 4096, 4096, 4096), setting, operands="fp16")) > 8
+
+
+@pytest.mark.parametrize(
+    ("hints", "operands"),
+    [
+        (sizes(1, 16, 16, 16), "int8"),
+        ({"y": 16, "x": 16, "r0_": 16}, "bf16"),
+        (sizes(1, 100, 16, 16), "bf16"),
+    ],
+)
+def test_other_sizes_and_operands_are_refused(hints, operands):
+    """A batch of one counts too."""
+    with pytest.raises(ConfigError, match=r"product: expected|power of two"):
+        product_configs(hints, Setting(H200), operands=operands)
+
+
+def test_no_descent_leaves_what_masks_count_on():
+    """A kernel without a mask has no larger blocks, whatever tunes it."""
+
+    def kernel(x_ptr, znumel, ynumel, xnumel, r0_numel, YBLOCK, XBLOCK, R0_BLOCK, GROUP):
+        """Stand in for a product."""
+
+    setting = Setting(H200, Facts(max_blocks=LARGEST_BLOCKS))
+    assert {axis: max_block(axis, setting) for axis in LARGEST_BLOCKS} == LARGEST_BLOCKS
+    decorate = heuristics.product(
+        sizes(1, 4096, 4096, 4096), Setting(H200), operands="bf16", grid="ProductGrid"
+    )
+    triton = pytest.importorskip("triton")
+    tl = pytest.importorskip("triton.language")
+    kernel.__annotations__ = dict.fromkeys(("YBLOCK", "XBLOCK", "R0_BLOCK", "GROUP"), tl.constexpr)
+    space = decorate(triton.jit(kernel)).space()
+    assert {axis: space.max_blocks[axis] for axis in LARGEST_BLOCKS} == LARGEST_BLOCKS
+    assert not space.legal("YBLOCK", 512)
+    assert space.legal("YBLOCK", 256)
