@@ -48,6 +48,8 @@ def heuristic(
     reduction_hint: str | None = None,
     min_elem_per_thread: int = 0,
     add_persistent_rblock: bool = False,
+    rsplit_size: int = 0,
+    allow_multi_stages: bool = True,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -57,7 +59,8 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread, add_persistent_rblock: as `Facts` has them.
+        min_elem_per_thread, add_persistent_rblock, rsplit_size, allow_multi_stages: as `Facts` has
+            them.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -69,6 +72,8 @@ def heuristic(
         add_persistent_rblock=add_persistent_rblock,
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,
+        rsplit_size=rsplit_size,
+        allow_multi_stages=allow_multi_stages,
     )
 
     def decorate(fn: Any) -> ModuleKernel:

@@ -67,6 +67,8 @@ class KernelShape:
         removed: buffers that no other kernel reads, so they are not stored.
         asserted: whether indices that are read are asserted to be in range, where nothing proves
             it.
+        rows_each: how many rows each program takes, block by block, where it also reduces across
+            them; else 0.
     """
 
     space: IterationSpace
@@ -75,11 +77,21 @@ class KernelShape:
     wide: bool
     removed: frozenset[str]
     asserted: bool = True
+    rows_each: int = 0
 
     @property
     def looped(self) -> bool:
         """Whether rows are run through block by block."""
         return self.space.reduced is not None and not self.persistent
+
+    @property
+    def loop(self) -> Dimension | None:
+        """The dimension that a program runs through block by block; None where it does so along
+        none.
+        """
+        if self.rows_each:
+            return self.space.kept[0]
+        return self.space.reduced if self.looped else None
 
     def masks(self, dimensions: Collection[Dimension]) -> list[str]:
         """Return the names of the masks of dimensions, without those that are always true."""

@@ -199,7 +199,7 @@ def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
-        "grid_type": _GRIDS[kept],
+        "grid_type": "MixOrderReductionGrid" if "rsplit_size" in text.facts else _GRIDS[kept],
         "kernel_name": _PLACEHOLDER,
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,

@@ -3,7 +3,9 @@
 
 The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along
 the rows is cut so that a piece is one run of it; memory that runs across them so that the rows of
-one piece lie beside each other.  `schedule` calls it before fusion.
+one piece lie beside each other.  A reduction across rows that another kernel reduces anyway is cut
+into the blocks of rows of that kernel's programs (`mixed_reductions`).  `schedule` calls it before
+fusion.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
+    PROGRAM,
     Loop,
     Node,
     TensorLayout,
@@ -27,6 +30,7 @@ from bundler.codegen.loops.loop_nodes import (
 )
 from bundler.codegen.loops.loop_order import normalized
 from bundler.codegen.loops.loop_terms import Term, substituted
+from bundler.codegen.loops.mixed_reductions import mixed_orders
 from bundler.codegen.loops.row_direction import runs_along
 
 # Kinds whose results of pieces are reduced by the same kind; and mean and squared deviations, which
@@ -66,14 +70,21 @@ def split(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes with long reductions in two steps."""
     found: list[Node] = []
     means: dict[tuple[Term, tuple[sympy.Expr, ...]], str] = {}
+    mixed = mixed_orders(nodes)
     for node in nodes:
-        pieces = pieces_of(node) if isinstance(node, Loop) else None
+        if not isinstance(node, Loop):
+            found.append(node)
+            continue
+        rows_each = mixed.get(node.buffer, 0)
+        pieces = _blocks_of(node, rows_each) if rows_each else pieces_of(node)
         if pieces is None:
             found.append(node)
             continue
-        assert isinstance(node, Loop)
         splitter = _Splitter(builder, node, pieces)
-        steps = splitter.moments(means) if node.kind in _MOMENTS else splitter.plain()
+        if rows_each:
+            steps = splitter.mixed()
+        else:
+            steps = splitter.moments(means) if node.kind in _MOMENTS else splitter.plain()
         found += [normalized(builder.pool, step) for step in steps]
     return found
 
@@ -102,6 +113,11 @@ def pieces_of(loop: Loop) -> RowPieces | None:
     if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
     return RowPieces(count, -(-int(row) // count), across)
+
+
+def _blocks_of(loop: Loop, rows_each: int) -> RowPieces:
+    """Return the blocks of so many rows that a reduction across rows is cut into."""
+    return RowPieces(_ceil(int(numel(loop.reduced_sizes)), rows_each), rows_each, across=True)
 
 
 def pieces_along(rows: int, row: int) -> int:
@@ -170,6 +186,27 @@ class _Splitter:
         first = self._first(self._loop.kind)
         return [first, self._second(self._loop.kind, first, self._loop.buffer)]
 
+    def mixed(self) -> list[Loop]:
+        """Return the steps of a reduction across rows whose first is for a kernel of rows: each of
+        its programs reduces a block of rows.
+        """
+        loop, pieces = self._loop, self._pieces
+        value = self._summed(loop.value)
+        sizes = (sympy.Integer(pieces.count), *loop.sizes)
+        layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
+        first = replace(
+            loop,
+            buffer=self._builder.new_buffer(layout),
+            variables=loop.reduced,
+            sizes=loop.reduced_sizes,
+            reduced=loop.variables,
+            reduced_sizes=loop.sizes,
+            value=value,
+            index=layout.index((PROGRAM, *loop.variables)),
+            rows_each=pieces.length,
+        )
+        return [first, self._second(loop.kind, first, loop.buffer)]
+
     def moments(self, means: dict[tuple[Term, tuple[sympy.Expr, ...]], str]) -> list[Loop]:
         """Return the steps of a mean or of squares of deviations, of pieces of one length.
 
@@ -235,7 +272,9 @@ class _Splitter:
         """Return the loop over the results of the pieces."""
         loop, dtype = self._loop, first.value.dtype
         read = self._pool.load(
-            first.buffer, first.index.xreplace({self._piece: self._within}), dtype
+            first.buffer,
+            first.index.xreplace({self._piece: self._within, PROGRAM: self._within}),
+            dtype,
         )
         return Loop(
             buffer,
@@ -277,6 +316,11 @@ class _Splitter:
                 "lt", self._pool.index(flat), self._pool.index(row), dtype="bool"
             )
             value = self._pool.masked(inside, value, identity_of(kind, value.dtype))
-        # The results of the pieces go through memory: in 16 bits they would be rounded twice.
+        return self._summed(value)
+
+    def _summed(self, value: Term) -> Term:
+        """Return a value as pieces have it, whose results go through memory: in 16 bits they would
+        be rounded twice.
+        """
         halves = {"float16", "bfloat16"}
         return self._pool.cast(value, "float32") if value.dtype in halves else value
