@@ -123,7 +123,7 @@ class _Scheduler:
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
-        nodes = split(self._builder, _softmax_pairs(nodes))
+        nodes = split(self._builder, _softmax_pairs(nodes), self._graph.hints)
         groups = fused(nodes, self._buffers, self._graph.hints)
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)

@@ -2,13 +2,14 @@
 """Runs kernels that reduce rows and across rows in Triton's interpreter, for few rows, and prints
 for each case launches, kernels with both, and what is farther from float64 than eager torch is.
 
-Run as a program: `mixed_worker.py NAME ...`, or `mixed_worker.py random COUNT`, with
-TRITON_INTERPRET=1.
+Run as a program: `mixed_worker.py NAME ...`, `mixed_worker.py changing`, which trains with
+numbers of rows that change, or `mixed_worker.py random COUNT`, with TRITON_INTERPRET=1.
 """
 
 import json
 import random
 import sys
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,31 @@ def outcome(name, rows, columns, dtype):
     return launches, mixed, wrong
 
 
+def changing():
+    """Return kernels that also reduce across rows, of one program for any number of rows, and the
+    numbers of rows with which gradients are wrong.
+    """
+    programs, columns = [], 66
+    weight = torch.randn(columns, requires_grad=True)
+    options = {"programs": programs, "keep": False}
+
+    def norm(x, w):
+        return F.layer_norm(x, (columns,), w, w)
+
+    compiled, wrong = torch.compile(norm, backend="triton_bundler", options=options), []
+    for rows in (37, 7, 80):
+        x, g = torch.randn(rows, columns, requires_grad=True), torch.randn(rows, columns)
+        torch._dynamo.mark_dynamic(x, 0)
+        found, expected = (
+            torch.autograd.grad(function(x, weight), (x, weight), g)
+            for function in (compiled, norm)
+        )
+        if not all(map(partial(torch.allclose, rtol=1e-5, atol=1e-5), found, expected)):
+            wrong.append(rows)
+    sources = [source for program in programs for source in program.sources.values()]
+    return sum("rsplit_size" in source for source in sources), wrong
+
+
 def drawn(count):
     """Yield cases of any size."""
     chance = random.Random(0)
@@ -110,6 +136,9 @@ def drawn(count):
 
 if __name__ == "__main__":
     names = sys.argv[1:]
+    if names == ["changing"]:
+        print(json.dumps(changing()))
+        sys.exit()
     cases = [(name, 37, 66, torch.float32) for name in names]
     if names[0] == "random":
         cases = drawn(int(names[1]))

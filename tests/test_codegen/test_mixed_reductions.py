@@ -68,6 +68,12 @@ def test_each_is_as_near_to_exact_numbers_as_torch(interpreted):
 
 
 @pytest.mark.slow
+def test_one_program_takes_any_number_of_rows(interpreted):
+    """Fewer and more than those that it was generated for."""
+    assert json.loads(interpreted("mixed_worker.py", "changing")) == [1, []]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_any_sizes_and_dtypes_are_as_near_to_exact_numbers_as_torch(interpreted):
     """Drawn ones."""
@@ -128,7 +134,11 @@ def test_few_rows_are_loaded_ahead_where_they_fit_in_shared_memory():
 @pytest.mark.parametrize("function", [layer_norm, rms_norm])
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
-    [((16384, 4096), torch.bfloat16), ((20001, 300), torch.float32), ((70000, 8192), torch.float16)],
+    [
+        ((16384, 4096), torch.bfloat16),
+        ((20001, 300), torch.float32),
+        ((70000, 8192), torch.float16),
+    ],
 )
 def test_mixed_kernels_compile_for_both_makers(function, sizes, dtype):
     """Blocks that are held and loaded ahead, with masks and without."""

@@ -10,7 +10,7 @@ and keeps what they come to in each column; a second kernel reduces what the pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -37,12 +37,18 @@ _Sizes = tuple[sympy.Expr, sympy.Expr]
 _Places = set[tuple[str, sympy.Expr]]
 
 
-def mixed_orders(nodes: Sequence[Node]) -> dict[str, int]:
+def mixed_orders(nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """Return buffer of a reduction across rows -> how many rows each program of a kernel of rows
     should reduce for it; without those that no such kernel has the values of.
+
+    The number of rows may change from call to call: any is right, that of the example decides.
+
+    Args:
+        nodes: of the program, in order.
+        hints: symbol of a size -> its value in the example.
     """
     loops = [node for node in nodes if isinstance(node, Loop)]
-    across = [loop for loop in loops if _is_across(loop)]
+    across = [loop for loop in loops if _is_across(loop, hints)]
     if not across:
         return {}
     order = _NodeOrder(nodes)
@@ -57,7 +63,7 @@ def mixed_orders(nodes: Sequence[Node]) -> dict[str, int]:
             and not order.depends(other, loop)
             for other in along
         ):
-            found[loop.buffer] = _rows_each(int(rows), int(columns))
+            found[loop.buffer] = _rows_each(int(rows.subs(dict(hints))), int(columns))
     return found
 
 
@@ -70,11 +76,11 @@ def _rows_each(rows: int, columns: int) -> int:
     return each
 
 
-def _is_across(loop: Loop) -> bool:
+def _is_across(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> bool:
     """Whether a loop reduces across rows, of which there are so many that it is worth a block of
     them for each program.
     """
-    rows, columns = numel(loop.reduced_sizes), numel(loop.sizes)
+    rows, columns = numel(loop.reduced_sizes).subs(dict(hints)), numel(loop.sizes)
     return (
         loop.kind in _KINDS
         and bool(rows.is_Integer and columns.is_Integer)

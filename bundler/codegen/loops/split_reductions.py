@@ -10,7 +10,7 @@ fusion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -61,16 +61,24 @@ class RowPieces:
     runs across the rows.
     """
 
-    count: int
+    count: sympy.Expr
     length: int
     across: bool
 
 
-def split(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with long reductions in two steps."""
+def split(
+    builder: GraphBuilder, nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]
+) -> list[Node]:
+    """Return the nodes with long reductions in two steps.
+
+    Args:
+        builder: of the program.
+        nodes: of the program, in order.
+        hints: symbol of a size -> its value in the example.
+    """
     found: list[Node] = []
     means: dict[tuple[Term, tuple[sympy.Expr, ...]], str] = {}
-    mixed = mixed_orders(nodes)
+    mixed = mixed_orders(nodes, hints)
     for node in nodes:
         if not isinstance(node, Loop):
             found.append(node)
@@ -112,12 +120,13 @@ def pieces_of(loop: Loop) -> RowPieces | None:
         count = wanted
     if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
-    return RowPieces(count, -(-int(row) // count), across)
+    return RowPieces(sympy.Integer(count), _ceil(int(row), count), across)
 
 
 def _blocks_of(loop: Loop, rows_each: int) -> RowPieces:
     """Return the blocks of so many rows that a reduction across rows is cut into."""
-    return RowPieces(_ceil(int(numel(loop.reduced_sizes)), rows_each), rows_each, across=True)
+    count = FloorDiv(numel(loop.reduced_sizes) + rows_each - 1, sympy.Integer(rows_each))
+    return RowPieces(count, rows_each, across=True)
 
 
 def pieces_along(rows: int, row: int) -> int:
@@ -192,7 +201,7 @@ class _Splitter:
         """
         loop, pieces = self._loop, self._pieces
         value = self._summed(loop.value)
-        sizes = (sympy.Integer(pieces.count), *loop.sizes)
+        sizes = (pieces.count, *loop.sizes)
         layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
         first = replace(
             loop,
@@ -249,11 +258,11 @@ class _Splitter:
     def _first(self, kind: str, name: str | None = None) -> Loop:
         """Return the loop over pieces; into a new buffer where no name of one is given."""
         loop, pieces = self._loop, self._pieces
-        kept, sizes = (self._piece, *loop.variables), (sympy.Integer(pieces.count), *loop.sizes)
+        kept, sizes = (self._piece, *loop.variables), (pieces.count, *loop.sizes)
         # The index of the piece is outermost where memory runs across the rows, so that lanes
         # beside each other still read neighbours; else innermost, so that each piece is one run.
         if not pieces.across:
-            kept, sizes = (*loop.variables, self._piece), (*loop.sizes, sympy.Integer(pieces.count))
+            kept, sizes = (*loop.variables, self._piece), (*loop.sizes, pieces.count)
         value = self._cut(kind)
         layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
         return Loop(
@@ -281,7 +290,7 @@ class _Splitter:
             loop.variables,
             loop.sizes,
             (self._within,),
-            (sympy.Integer(self._pieces.count),),
+            (self._pieces.count,),
             self._pool.cast(read, loop.value.dtype),
             kind,
             loop.index,
@@ -293,7 +302,7 @@ class _Splitter:
         nothing.
         """
         loop, pieces = self._loop, self._pieces
-        count, length = sympy.Integer(pieces.count), sympy.Integer(pieces.length)
+        count, length = pieces.count, sympy.Integer(pieces.length)
         # The row is cut as one flat run, whatever dimensions it has.
         flat, places = self._piece * length + self._within, {}
         strides = contiguous_strides(loop.reduced_sizes)
