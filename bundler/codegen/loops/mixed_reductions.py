@@ -150,8 +150,9 @@ class _NodeOrder:
         for number, node in enumerate(nodes):
             for name in node.writes:
                 self._writers.setdefault(name, []).append(number)
-            for name in node.reads if isinstance(node, Loop) else ():
-                self._readers.setdefault(name, []).append(node)
+            if isinstance(node, Loop):
+                for name in node.reads:
+                    self._readers.setdefault(name, []).append(node)
 
     def readers(self, buffer: str) -> Sequence[Loop]:
         """Return the loops that read a buffer."""
