@@ -235,10 +235,7 @@ def _can_be_mixed(one: LoopGroup, other: LoopGroup) -> bool:
     loops = (*one.loops, *other.loops)
     if not any(loop.rows_each for loop in loops):
         return True
-    # A scan may be the same for all rows, and is then written in front of the loop over them, where
-    # the mask of rows is not known.
-    scans = any(loop.has_rows and not loop.is_reduction for loop in loops)
-    return not scans and len(one.touched | other.touched) <= _MOST_BUFFERS_MIXED
+    return len(one.touched | other.touched) <= _MOST_BUFFERS_MIXED
 
 
 def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions]:
