@@ -60,6 +60,8 @@ def heuristic(
     add_persistent_rblock: bool = False,
     one_element_per_thread: bool = False,
     operands: Operands | None = None,
+    rsplit_size: int = 0,
+    allow_multi_stages: bool = True,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -69,7 +71,8 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread, add_persistent_rblock, one_element_per_thread: as `Facts` has them.
+        min_elem_per_thread, add_persistent_rblock, one_element_per_thread, rsplit_size,
+            allow_multi_stages: as `Facts` has them.
         operands: what a product multiplies.
     """
     facts = Facts(
@@ -84,6 +87,8 @@ def heuristic(
         contiguous_row=reduction_hint != "OUTER",
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,
+        rsplit_size=rsplit_size,
+        allow_multi_stages=allow_multi_stages,
     )
 
     def decorate(fn: Any) -> ModuleKernel:

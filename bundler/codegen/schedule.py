@@ -139,7 +139,7 @@ class _Scheduler:
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
-        nodes = split(self._builder, _softmax_pairs(nodes))
+        nodes = split(self._builder, _softmax_pairs(nodes, self._graph.hints), self._graph.hints)
         groups = fused(nodes, self._buffers, self._graph.hints)
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
@@ -435,7 +435,7 @@ def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
     )
 
 
-def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
+def _softmax_pairs(nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Node]:
     """Return the nodes with the maximum and the sum of each long softmax as kinds of their own,
     `softmax_max` and `softmax_sum`, of the same values.
 
@@ -443,7 +443,9 @@ def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
     for the whole maximum and read the row once more.
     """
     maxima = {
-        n.buffer: n for n in nodes if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n)
+        n.buffer: n
+        for n in nodes
+        if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n, hints)
     }
     changed: dict[str, Loop] = {}
     for node in nodes:
@@ -459,11 +461,11 @@ def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
     return [changed.get(node.buffer, node) if isinstance(node, Loop) else node for node in nodes]
 
 
-def _is_long_row(loop: Loop) -> bool:
+def _is_long_row(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> bool:
     row = numel(loop.reduced_sizes)
     return (
         loop.value.dtype in _FLOATS
-        and not is_split(loop)
+        and not is_split(loop, hints)
         and not (row.is_Integer and row < _LEAST_ROW)
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels
+"""`GRAPHS`: functions of tensors, as models have them, with inputs; `counts` generates kernels
 for each, by us and by Inductor.
 
 An input is a tensor without values, at the size of a model; `filled` gives values to such inputs,
@@ -226,6 +226,11 @@ def softmax_backward(a: Tensor, g: Tensor) -> Any:
     return gradients(lambda x: torch.softmax(x, -1), a, g)
 
 
+@graph((4096, 1000), (4096, 1000))
+def log_softmax_backward(a: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x: torch.log_softmax(x, -1), a, g)
+
+
 @graph((4096, 32000), indices(4096, 32000))
 def cross_entropy(a: Tensor, i: Tensor) -> Any:
     return F.cross_entropy(a, i)
@@ -265,6 +270,26 @@ def residual_rms_norm(a: Tensor, r: Tensor, w: Tensor) -> Any:
 @graph((4096, 1024), (1024,), (4096, 1024))
 def rms_norm_backward(a: Tensor, w: Tensor, g: Tensor) -> Any:
     return gradients(lambda x, y: F.rms_norm(x, (1024,), y), a, w, g)
+
+
+@graph((32768, 1024), (1024,), (1024,), (32768, 1024), dtype=torch.bfloat16)
+def layer_norm_backward_rows(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y, z: F.layer_norm(x, (1024,), y, z), a, w, b, g)
+
+
+@graph((16384, 4096), (4096,), (16384, 4096), dtype=torch.bfloat16)
+def rms_norm_backward_rows(a: Tensor, w: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y: F.rms_norm(x, (4096,), y), a, w, g)
+
+
+@graph((16384, 768), (16384, 768))
+def both_directions(a: Tensor, b: Tensor) -> Any:
+    return (a * b).sum(1), a.amax(1), (a * b).sum(0), a.amax(0)
+
+
+@graph((32, 128, 56, 56), (128,), (128,), (32, 128, 56, 56))
+def batch_norm_backward(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y, z: F.batch_norm(x, None, None, y, z, training=True), a, w, b, g)
 
 
 @graph((32, 64, 32, 32), (64,), (64,))

@@ -36,7 +36,7 @@ from bundler.codegen.kernels.kernel_shape import (
 from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
 from bundler.codegen.kernels.operator_support import options_of
-from bundler.codegen.kernels.reduction_text import ReductionWriter, row_of
+from bundler.codegen.kernels.reduction_text import ReductionWriter, column_of, row_of
 from bundler.codegen.kernels.scan_text import ScanWriter
 from bundler.codegen.loops.data_types import (
     cast_text,
@@ -46,7 +46,7 @@ from bundler.codegen.loops.data_types import (
     loaded_text,
     stored_text,
 )
-from bundler.codegen.loops.loop_nodes import SEEDS, Buffer, Loop
+from bundler.codegen.loops.loop_nodes import PROGRAM, SEEDS, Buffer, Loop
 from bundler.codegen.loops.loop_terms import (
     ALONG_ROWS,
     Argument,
@@ -115,12 +115,17 @@ class BodyWriter:
         self._stored_along_row = 0
         self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
         self._scans = ScanWriter(shape.looped, row_of(shape), self.new_name)
+        self._across = ReductionWriter(True, column_of(shape), self.new_name)
+        self._symbols[PROGRAM] = Value("tl.program_id(0)", "int32")
 
     # ------------------------------------------------------------------------------- The whole body
 
     def write(self, loops: tuple[Loop, ...]) -> list[str]:
         """Return the lines of the body, behind the indices of the dimensions."""
         placed = placed_loops(loops, self._space, self._pool, self._buffers)
+        if self._shape.rows_each:
+            self._pass(sorted(placed, key=lambda item: (item.level, item.inside)))
+            return self._loaded_again.decided([*self._outer.lines, *self._outer.stores])
         # A level ends with the reductions whose results the next one reads: one pass over the row
         # each, with what does not depend on the row in front of it.
         for level in range(max(item.level for item in placed) + 1):
@@ -143,24 +148,33 @@ class BodyWriter:
         return self._loaded_again.repeated(self._stored_along_row)
 
     @property
+    def row_bytes(self) -> int:
+        """How many bytes are loaded for each element of the rows."""
+        return self._loaded_again.row_bytes
+
+    @property
     def functions(self) -> tuple[str, ...]:
         """The texts of the functions that the kernel calls, which its module has to define."""
         return self._scans.functions
 
     def _pass(self, items: list[PlacedLoop]) -> None:
-        """Write one loop over the row."""
+        """Write one loop over the row, or over the rows of a program."""
         self._inner = Scope()
         for item in items:
             self._one(item)
         # Written once the loop's body is known: accumulators start before it and are reduced after.
         scope, self._inner = self._inner, None
-        before, after = self._reductions.take()
+        writer = self._across if self._shape.rows_each else self._reductions
+        before, after = writer.take()
         self._outer.lines += [*before, *self._scans.take()]
-        reduced = self._space.reduced
-        assert reduced is not None
-        prefix = reduced.prefix
+        loop = self._shape.loop
+        assert loop is not None
+        prefix = loop.prefix
+        run = f"0, {prefix}numel, {block_name(loop)}"
+        if self._shape.rows_each:
+            run = f"{prefix}first, {prefix}end, {block_name(loop)}, num_stages=NUM_STAGES"
         self._outer.lines += [
-            f"for {prefix}offset in tl.range(0, {prefix}numel, {block_name(reduced)}):",
+            f"for {prefix}offset in tl.range({run}):",
             f"    {prefix}index = {prefix}offset + {prefix}base",
         ]
         if prefix not in self._shape.constant_masks:
@@ -185,7 +199,8 @@ class BodyWriter:
 
     def _tell(self, item: PlacedLoop) -> None:
         """Write a comment in front of the lines of a loop."""
-        scope = self._inner if item.inside and self._inner is not None else self._outer
+        reaches = item.inside or self._shape.rows_each
+        scope = self._inner if reaches and self._inner is not None else self._outer
         # Without names of buffers, so that kernels that compute the same have the same text.
         scope.lines.append(f"# {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
 
@@ -195,9 +210,8 @@ class BodyWriter:
         value = self._value(item.value, ())
         self.num_reduction += 1
         scope = self._outer if self._inner is None else self._inner
-        result, lines = self._reductions.reduce(
-            loop.kind, item.value, value, loop.kind.startswith("arg")
-        )
+        writer = self._across if loop.rows_each else self._reductions
+        result, lines = writer.reduce(loop.kind, item.value, value, loop.kind.startswith("arg"))
         scope.lines += lines
         self._results[loop.buffer, item.index] = self._in_its_type(result, loop.kind)
         if loop.buffer not in self._shape.removed:
@@ -279,7 +293,7 @@ class BodyWriter:
         # behind a mask whose own value is only known inside of the loop.
         behind = [self._mask_dimensions[mask] for mask in self._masks_for(term, masks)]
         along = self._dimensions_of(term).union(*behind)
-        return self._inner if self._space.reduced in along else self._outer
+        return self._inner if self._shape.loop in along else self._outer
 
     def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
         found = self._dimensions.get(term)
@@ -459,7 +473,8 @@ class BodyWriter:
 
     def _define(self, dimension: Dimension, part: Part) -> None:
         """Write the line of a part of an index, once in its scope."""
-        scope = self._inner if dimension.is_reduced and self._inner is not None else self._outer
+        inside = dimension is self._shape.loop and self._inner is not None
+        scope = self._inner if inside and self._inner is not None else self._outer
         if part.symbol in scope.parts:
             return
         scope.parts.add(part.symbol)
@@ -582,6 +597,8 @@ class BodyWriter:
         address = self._index(item.index, carrier, ())
         kept = not item.inside or loop.is_reduction
         domain = set(self._space.kept if kept else self._space.dimensions)
+        if loop.rows_each:
+            domain = set(self._space.dimensions).difference(self._space.kept)
         active = sorted(self._shape.masks(domain))
         shape = self._shape.shape_of(domain)
         # Lanes that write one element with different values still need an address each.
@@ -601,7 +618,8 @@ class BodyWriter:
         self._stored_along_row += 0 if kept else item_bytes(buffer.layout.dtype)
         mask = " & ".join(active) or "None"
         # Stores come behind all lines of their scope, so that every load sees the old memory.
-        scope = self._outer if kept or self._inner is None else self._inner
+        inside = self._shape.loop in domain and self._inner is not None
+        scope = self._inner if inside and self._inner is not None else self._outer
         atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
         self.atomic |= atomic is not None
         # Several warps may hold one element where the address does not move along a dimension.
@@ -641,7 +659,12 @@ class LoadPolicies:
         """
         # A kernel that holds its rows reads each address once; this one reads it in each pass.
         every = sum(map(sum, self._read.values())) + stored
-        return every / max(1, sum(sizes[0] for sizes in self._read.values()) + stored)
+        return every / max(1, self.row_bytes + stored)
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes are loaded for each element of the row, each address once."""
+        return sum(sizes[0] for sizes in self._read.values())
 
     def decided(self, lines: Sequence[str]) -> list[str]:
         """Return lines with policies in the place of marks."""

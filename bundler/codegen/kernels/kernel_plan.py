@@ -29,6 +29,7 @@ from bundler.codegen.loops.loop_terms import TermPool, loads_of
 from bundler.codegen.loops.range_trees import Dimension, IterationSpace
 from bundler.codegen.loops.row_direction import runs_along
 from bundler.runtime.heuristics.block_limits import pow2_up
+from bundler.runtime.heuristics.reduction_rules import rows_at_once
 
 # A row of up to so many elements is held whole: where memory runs along it, and where it runs
 # across, so that a block also has to span neighbouring rows.
@@ -51,6 +52,9 @@ _GRID_AXES = {"x": 0, "y": 1, "z": 2}
 # Rows of these lengths are offered to the tuner as blocks that hold them whole, though the kernel
 # loops over rows, where looping reads at least so many times as much memory.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
+# What a program loads ahead of the rows that it computes lies in shared memory, of which every GPU
+# has more than so much; heuristics have at most so many stages.
+_SHARED_BYTES, _MOST_STAGES = 49152, 3
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
 # A dimension of one element gains nothing by a block of its own.
@@ -143,6 +147,8 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
+    rows_each = max(loop.rows_each for loop in group.loops)
+    held = True if rows_each else held
     persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
@@ -150,11 +156,12 @@ def write_kernel(
     shape = KernelShape(
         space,
         persistent,
-        _constant_masks(space, persistent=persistent, atomic=atomic),
+        _constant_masks(space, persistent=persistent, atomic=atomic, rows_each=rows_each),
         wide,
         removed,
         asserted,
         upcast,
+        rows_each=rows_each,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -178,7 +185,10 @@ def write_kernel(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
         parameters=parameters,
-        blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
+        blocks=(
+            *(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
+            *(("RSPLIT_SIZE", "NUM_STAGES") if rows_each else ()),
+        ),
         body=(*head, *body),
         hints={d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions},
         reduction_hint=direction,
@@ -198,7 +208,11 @@ def write_kernel(
         examples=examples,
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
         facts={
-            **_facts(space, writer.repeated, inner=inner and not persistent),
+            **(
+                _mixed_facts(space, rows_each, writer.row_bytes)
+                if rows_each
+                else _facts(space, writer.repeated, inner=inner and not persistent)
+            ),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
         },
     )
@@ -208,6 +222,8 @@ def has_two_forms(text: KernelText) -> bool:
     """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
     may tell.
     """
+    if "rsplit_size" in text.facts:  # it holds its rows beside sums across them
+        return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
     limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
     return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
@@ -295,7 +311,9 @@ def bounds_of_narrow_indices(
     )
 
 
-def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
+def _constant_masks(
+    space: IterationSpace, *, persistent: bool, atomic: bool, rows_each: int
+) -> frozenset[str]:
     """Return the dimensions whose mask is always true: every block is full, or its lanes all do the
     same.
     """
@@ -306,6 +324,9 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
             continue
         if dimension.is_reduced and persistent:
             full = pow2_up(int(size)) == size and size >= _SHORT_ROW
+        elif rows_each:
+            # A program's rows are a multiple of any block.
+            full = size % rows_each == 0
         elif size == 1:
             # Lanes that repeat a store write the same value; lanes that repeat a sum add it again.
             full = not atomic
@@ -337,6 +358,21 @@ def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, 
     return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
 
 
+def _mixed_facts(space: IterationSpace, rows_each: int, row_bytes: int) -> dict[str, Any]:
+    """Return what heuristics are told of a kernel that also reduces across rows.
+
+    Args:
+        space: of the kernel.
+        rows_each: how many rows a program takes.
+        row_bytes: what a program loads for each element of a row.
+    """
+    reduced = space.reduced
+    assert reduced is not None
+    row = pow2_up(int(reduced.numel))
+    ahead = _MOST_STAGES * rows_at_once(rows_each, row) * row * row_bytes
+    return {"rsplit_size": rows_each, "allow_multi_stages": ahead <= _SHARED_BYTES}
+
+
 # -------------------------------------------------------------------------------------------- Lines
 
 
@@ -358,6 +394,14 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
     mask = (
         [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
     )
+    if dimension is shape.loop and not dimension.is_reduced:
+        first = f"{_program(dimension, shape)} * RSPLIT_SIZE"
+        return [
+            *lines,
+            f"{prefix}first = {first}",
+            f"{prefix}end = tl.minimum({prefix}first + RSPLIT_SIZE, {prefix}numel)",
+            f"{prefix}base = {lanes}",
+        ]
     if not dimension.is_reduced:
         return [
             *lines,

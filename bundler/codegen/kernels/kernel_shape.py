@@ -71,6 +71,8 @@ class KernelShape:
             operator's result is rounded.
         scalars: prefixes of dimensions of which a program has one element, so that no axis of its
             blocks lies along them.
+        rows_each: how many rows each program takes, block by block, where it also reduces across
+            them; else 0.
     """
 
     space: IterationSpace
@@ -81,11 +83,21 @@ class KernelShape:
     asserted: bool = True
     upcast: bool = True
     scalars: frozenset[str] = frozenset()
+    rows_each: int = 0
 
     @property
     def looped(self) -> bool:
         """Whether rows are run through block by block."""
         return self.space.reduced is not None and not self.persistent
+
+    @property
+    def loop(self) -> Dimension | None:
+        """The dimension that a program runs through block by block; None where it does so along
+        none.
+        """
+        if self.rows_each:
+            return self.space.kept[0]
+        return self.space.reduced if self.looped else None
 
     def masks(self, dimensions: Collection[Dimension]) -> list[str]:
         """Return the names of the masks of dimensions, without those that are always true."""

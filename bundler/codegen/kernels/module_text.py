@@ -216,12 +216,19 @@ def _is_one(parameter: KernelParameter) -> bool:
     return parameter.fixed and not isinstance(parameter.outer, str) and parameter.outer == 1
 
 
+def _grid_type(text: KernelText, kept: tuple[str, ...]) -> str:
+    """Return the name of a kernel's grid over dimensions of which a program takes a part each."""
+    if text.kind == "product":
+        return PRODUCT_GRID
+    return "MixOrderReductionGrid" if "rsplit_size" in text.facts else _GRIDS[kept]
+
+
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     """Return what heuristics and launches are told."""
     # A program takes whole rows, so the grid has no axis for the reduced dimension.
     kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
-        "grid_type": PRODUCT_GRID if text.kind == "product" else _GRIDS[kept],
+        "grid_type": _grid_type(text, kept),
         "kernel_name": _PLACEHOLDER,
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,

@@ -19,6 +19,7 @@ from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
 from bundler.codegen.loops.data_types import compute_type, identity_of
 from bundler.codegen.loops.loop_terms import Term
+from bundler.codegen.loops.range_trees import Dimension
 
 Reduced = tuple[Value, list[str]]
 # Kinds that one computation gives, and which of its results each is.
@@ -70,15 +71,22 @@ class ReducedRow:
 def row_of(shape: KernelShape) -> ReducedRow | None:
     """Return what reductions need to know of the row."""
     reduced = shape.space.reduced
-    if reduced is None:
-        return None
-    active = sorted(shape.masks(set(shape.space.dimensions)))
-    suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
+    return None if reduced is None else _along(shape, reduced)
+
+
+def column_of(shape: KernelShape) -> ReducedRow | None:
+    """Return the same for reductions across rows, in a kernel that runs through rows."""
+    return _along(shape, shape.space.kept[0]) if shape.rows_each else None
+
+
+def _along(shape: KernelShape, reduced: Dimension) -> ReducedRow:
+    dimensions = shape.space.dimensions
+    active = sorted(shape.masks(set(dimensions)))
     return ReducedRow(
         shape.block_shape,
-        len(shape.space.kept),
-        shape.shape_of(shape.space.kept),
-        suffix,
+        dimensions.index(reduced),
+        shape.shape_of([d for d in dimensions if d is not reduced]),
+        f"[{', '.join('None' if d is reduced else ':' for d in dimensions)}]",
         " & ".join(active) or None,
         reduced.prefix,
     )

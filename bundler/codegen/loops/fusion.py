@@ -35,6 +35,8 @@ _Addresses = Mapping[str, set[sympy.Expr]]
 
 # More loops than this spill registers.
 _MOST_LOOPS = 64
+# Nor does a kernel whose programs keep a result for each column loop over rows of more buffers.
+_MOST_BUFFERS_MIXED = 12
 # What a buffer counts as whose size has no example.
 _UNKNOWN_SIZE = 8192
 _NOWHERE: frozenset[sympy.Expr] = frozenset()
@@ -229,6 +231,8 @@ class _Fusion:
             return None
         if (one.product or other.product) and not _is_epilogue(one, other):
             return None
+        if not _can_be_mixed(one, other):
+            return None
         # A loop that fits no common dimensions, or touches a written buffer elsewhere, forbids the
         # pair.
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
@@ -240,6 +244,14 @@ class _Fusion:
                 shared = sum(self._bytes(n) for n in names if not self._buffers[n].by_value)
                 return _Fused(group, bool(one.written & other.touched), shared)
         return None
+
+
+def _can_be_mixed(one: LoopGroup, other: LoopGroup) -> bool:
+    """Whether reductions across rows, where two groups have any, can run in a kernel of both."""
+    loops = (*one.loops, *other.loops)
+    if not any(loop.rows_each for loop in loops):
+        return True
+    return len(one.touched | other.touched) <= _MOST_BUFFERS_MIXED
 
 
 def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions]:

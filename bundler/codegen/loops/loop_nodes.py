@@ -21,6 +21,8 @@ from bundler.format.cached_properties import cached_property
 POINTWISE = "pointwise"
 #: The buffer that holds the seeds of a call's random numbers.
 SEEDS = "seeds"
+#: Stands for the number of a program in the index of what each program stores of its own.
+PROGRAM = sympy.Symbol("program", integer=True, nonnegative=True)
 #: Both kinds of a pair, such as `welford_mean` and `welford_m2`, come from one computation.
 REDUCTIONS = frozenset(
     {
@@ -138,6 +140,9 @@ class Loop:
         mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
             `atomic_min` into a buffer that holds values already.
         origins: names of the operators that the loop came from.
+        rows_each: of a reduction across rows in a kernel of rows (`mixed_reductions`) how many rows
+            a program reduces into one: it keeps the reduced variables, and `index` is over those
+            and `PROGRAM`; else 0.
     """
 
     buffer: str
@@ -151,6 +156,7 @@ class Loop:
     index_terms: tuple[tuple[sympy.Symbol, Term], ...] = ()
     mode: str | None = None
     origins: frozenset[str] = frozenset()
+    rows_each: int = 0
 
     @property
     def is_reduction(self) -> bool:

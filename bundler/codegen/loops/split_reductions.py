@@ -3,12 +3,14 @@
 
 The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along
 the rows is cut so that a piece is one run of it; memory that runs across them so that the rows of
-one piece lie beside each other.  `schedule` calls it before fusion.
+one piece lie beside each other.  A reduction across rows that another kernel reduces anyway is cut
+into the blocks of rows of that kernel's programs (`mixed_reductions`).  `schedule` calls it before
+fusion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -19,6 +21,7 @@ from bundler.codegen.loops.index_ranges import Ranges
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
+    PROGRAM,
     Loop,
     Node,
     TensorLayout,
@@ -27,10 +30,11 @@ from bundler.codegen.loops.loop_nodes import (
 )
 from bundler.codegen.loops.loop_order import normalized
 from bundler.codegen.loops.loop_terms import Term, substituted
+from bundler.codegen.loops.mixed_reductions import mixed_orders
 from bundler.codegen.loops.row_direction import runs_along
 
 # Kinds whose results of pieces are reduced by the same kind; and mean and squared deviations, which
-# can be combined without weights only if all pieces have one length.
+# are combined without weights where all pieces have one length.
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "xor_sum"})
 _MOMENTS = frozenset({"welford_mean", "welford_m2"})
 # The text is for any device, so it counts on one large one; a device of half the size gets at most
@@ -51,42 +55,67 @@ _SAME_LENGTHS = 1.5
 _MAX_DIVISIONS = 65536
 
 
+# Values and rows -> buffer with the means of their pieces, which mean and squares share.
+_Means = dict[tuple[Term, tuple[sympy.Expr, ...]], str]
+
+
 @dataclass(frozen=True)
 class RowPieces:
     """How the rows of a reduction are cut: into how many pieces of which length, and whether memory
     runs across the rows.
+
+    Rows whose length changes from call to call have as many pieces in each.
     """
 
-    count: int
-    length: int
+    count: sympy.Expr
+    length: sympy.Expr
     across: bool
 
 
-def split(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with long reductions in two steps."""
+def split(
+    builder: GraphBuilder, nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]
+) -> list[Node]:
+    """Return the nodes with long reductions in two steps.
+
+    Args:
+        builder: of the program.
+        nodes: of the program, in order.
+        hints: symbol of a size -> its value in the example.
+    """
     found: list[Node] = []
-    means: dict[tuple[Term, tuple[sympy.Expr, ...]], str] = {}
+    means: _Means = {}
+    mixed = mixed_orders(nodes, hints)
     for node in nodes:
-        pieces = pieces_of(node) if isinstance(node, Loop) else None
+        if not isinstance(node, Loop):
+            found.append(node)
+            continue
+        rows_each = mixed.get(node.buffer, 0)
+        pieces = _blocks_of(node, rows_each) if rows_each else pieces_of(node, hints)
         if pieces is None:
             found.append(node)
             continue
-        assert isinstance(node, Loop)
         splitter = _Splitter(builder, node, pieces)
-        steps = splitter.moments(means) if node.kind in _MOMENTS else splitter.plain()
+        if rows_each:
+            steps = splitter.mixed(rows_each)
+        else:
+            steps = splitter.moments(means) if node.kind in _MOMENTS else splitter.plain()
         found += [normalized(builder.pool, step) for step in steps]
     return found
 
 
-def is_split(loop: Loop) -> bool:
+def is_split(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> bool:
     """Whether a reduction is done in two steps."""
-    return pieces_of(loop) is not None
+    return pieces_of(loop, hints) is not None
 
 
-def pieces_of(loop: Loop) -> RowPieces | None:
+def pieces_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> RowPieces | None:
     """Return how the rows of a reduction are cut; None where one kernel reduces them."""
-    rows, row = numel(loop.sizes), numel(loop.reduced_sizes)
+    whole = numel(loop.reduced_sizes)
+    rows, row = (size.subs(dict(hints)) for size in (numel(loop.sizes), whole))
     if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
+        return None
+    # A row of several dimensions cannot be cut as one run of elements where their sizes change.
+    if not whole.is_Integer and len(loop.reduced) > 1:
         return None
     # A split needs to know along which direction memory runs, except of a single row, which only
     # can be cut along it.
@@ -95,13 +124,18 @@ def pieces_of(loop: Loop) -> RowPieces | None:
         return None
     across = rows != 1 and not runs
     wanted = _wanted_across(int(rows), int(row)) if across else pieces_along(int(rows), int(row))
-    count = _even_count(int(row), wanted)
-    # A last piece that is shorter reads the identity beyond the row's end.
-    if count is None and loop.kind in _PLAIN:
-        count = wanted
-    if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
+    if wanted < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
-    return RowPieces(count, -(-int(row) // count), across)
+    # A last piece that is shorter reads the identity beyond the row's end.
+    even = _even_count(int(row), wanted) if whole.is_Integer else None
+    count = sympy.Integer(wanted if even is None else even)
+    return RowPieces(count, FloorDiv(whole + count - 1, count), across)
+
+
+def _blocks_of(loop: Loop, rows_each: int) -> RowPieces:
+    """Return the blocks of so many rows that a reduction across rows is cut into."""
+    count = FloorDiv(numel(loop.reduced_sizes) + rows_each - 1, sympy.Integer(rows_each))
+    return RowPieces(count, sympy.Integer(rows_each), across=True)
 
 
 def pieces_along(rows: int, row: int) -> int:
@@ -170,16 +204,35 @@ class _Splitter:
         first = self._first(self._loop.kind)
         return [first, self._second(self._loop.kind, first, self._loop.buffer)]
 
-    def moments(self, means: dict[tuple[Term, tuple[sympy.Expr, ...]], str]) -> list[Loop]:
-        """Return the steps of a mean or of squares of deviations, of pieces of one length.
+    def mixed(self, rows_each: int) -> list[Loop]:
+        """Return the steps of a reduction across rows whose first is for a kernel of rows: each of
+        its programs reduces a block of rows.
+        """
+        loop, pieces = self._loop, self._pieces
+        value = self._summed(loop.value)
+        sizes = (pieces.count, *loop.sizes)
+        layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
+        first = replace(
+            loop,
+            buffer=self._builder.new_buffer(layout),
+            variables=loop.reduced,
+            sizes=loop.reduced_sizes,
+            reduced=loop.variables,
+            reduced_sizes=loop.sizes,
+            value=value,
+            index=layout.index((PROGRAM, *loop.variables)),
+            rows_each=rows_each,
+        )
+        return [first, self._second(loop.kind, first, loop.buffer)]
+
+    def moments(self, means: _Means) -> list[Loop]:
+        """Return the steps of a mean or of squares of deviations.
 
         The squares around the mean of all are those around the mean of each piece, and the squares
         of the means' deviations, as often as a piece has elements.
-
-        Args:
-            means: values and rows -> buffer with the means of their pieces, which mean and squares
-                share.
         """
+        if not self._even:
+            return self._uneven_moments(means)
         loop = self._loop
         steps: list[Loop] = []
         key = (loop.value, loop.reduced)
@@ -209,22 +262,99 @@ class _Splitter:
         last = replace(loop, value=total, kind=POINTWISE, reduced=(), reduced_sizes=())
         return [*steps, squares, added, spread, last]
 
-    def _first(self, kind: str, name: str | None = None) -> Loop:
-        """Return the loop over pieces; into a new buffer where no name of one is given."""
+    @property
+    def _even(self) -> bool:
+        """Whether all pieces have one length in every call."""
+        row = numel(self._loop.reduced_sizes)
+        return bool(sympy.expand(self._pieces.count * self._pieces.length - row) == 0)
+
+    def _uneven_moments(self, means: _Means) -> list[Loop]:
+        """Return the steps of `moments` where the last pieces may be shorter, or empty: each counts
+        as often as it has elements.
+        """
+        pool, loop, steps = self._pool, self._loop, list[Loop]()
+        key = (loop.value, loop.reduced)
+        if key not in means:
+            steps += self._uneven_means()
+            means[key] = steps[-1].buffer
+        first = self._first("sum", means[key])
+        dtype = first.value.dtype
+        count, row = self._elements(self._within, dtype), numel(loop.reduced_sizes)
+        part = pool.operate("truediv", count, pool.constant(row, dtype), dtype=dtype)
+        share = pool.operate("mul", self._of_piece(first), part, dtype=dtype)
+        if loop.kind == "welford_mean":
+            return [*steps, self._over_pieces("sum", share, loop.buffer, loop.index)]
+        layout = TensorLayout(dtype, loop.sizes, contiguous_strides(loop.sizes))
+        index = layout.index(loop.variables)
+        mean = self._over_pieces("sum", share, self._builder.new_buffer(layout), index)
+        there = pool.load(first.buffer, first.index, dtype)
+        squares = self._first("sum", value=self._square(pool.cast(loop.value, dtype), there))
+        apart = self._square(self._of_piece(first), pool.load(mean.buffer, index, dtype))
+        spread = self._if_any(count, pool.operate("mul", apart, count, dtype=dtype))
+        both = pool.operate("add", self._of_piece(squares), spread, dtype=dtype)
+        return [*steps, squares, mean, self._over_pieces("sum", both, loop.buffer, loop.index)]
+
+    def _uneven_means(self) -> tuple[Loop, Loop]:
+        """Return the steps of the means of pieces: sums of what elements are above the first one of
+        their piece, which are as exact far from zero, and no larger.
+        """
+        pool, row = self._pool, self._cut("sum", self._loop.value)
+        start = substituted(pool, row, lambda expr: expr.xreplace({self._within: sympy.Integer(0)}))
+        dtype = start.dtype
+        above = pool.operate("sub", pool.cast(self._loop.value, dtype), start, dtype=dtype)
+        total = self._first("sum", value=above)
+        count = self._elements(self._piece, dtype)
+        load = pool.load(total.buffer, total.index, dtype)
+        mean = pool.operate(
+            "add", start, pool.operate("truediv", load, count, dtype=dtype), dtype=dtype
+        )
+        layout = self._builder.buffers[total.buffer].layout
+        return total, replace(
+            total,
+            buffer=self._builder.new_buffer(layout),
+            value=self._if_any(count, mean),
+            kind=POINTWISE,
+            reduced=(),
+            reduced_sizes=(),
+        )
+
+    def _if_any(self, count: Term, value: Term) -> Term:
+        """Return a value of a piece that has elements, else 0."""
+        nothing = self._pool.constant(0, value.dtype)
+        some = self._pool.operate("lt", nothing, count, dtype="bool")
+        return self._pool.operate("where", some, value, nothing, dtype=value.dtype)
+
+    def _elements(self, piece: sympy.Symbol, dtype: str) -> Term:
+        """Return how many elements a piece has."""
+        pool, pieces, row = self._pool, self._pieces, numel(self._loop.reduced_sizes)
+        left = pool.index(row - piece * pieces.length)
+        some = pool.operate("maximum", left, pool.constant(0, "int64"), dtype="int64")
+        length = pool.index(pieces.length)
+        return pool.cast(pool.operate("minimum", some, length, dtype="int64"), dtype)
+
+    def _square(self, one: Term, other: Term) -> Term:
+        """Return the square of a difference."""
+        apart = self._pool.operate("sub", one, other, dtype=one.dtype)
+        return self._pool.operate("mul", apart, apart, dtype=one.dtype)
+
+    def _first(self, kind: str, name: str | None = None, value: Term | None = None) -> Loop:
+        """Return the loop over pieces of the row's values, or of others; into a new buffer where no
+        name of one is given.
+        """
         loop, pieces = self._loop, self._pieces
-        kept, sizes = (self._piece, *loop.variables), (sympy.Integer(pieces.count), *loop.sizes)
+        kept, sizes = (self._piece, *loop.variables), (pieces.count, *loop.sizes)
         # The index of the piece is outermost where memory runs across the rows, so that lanes
         # beside each other still read neighbours; else innermost, so that each piece is one run.
         if not pieces.across:
-            kept, sizes = (*loop.variables, self._piece), (*loop.sizes, sympy.Integer(pieces.count))
-        value = self._cut(kind)
+            kept, sizes = (*loop.variables, self._piece), (*loop.sizes, pieces.count)
+        value = self._cut(kind, value or self._loop.value)
         layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
         return Loop(
             name or self._builder.new_buffer(layout),
             kept,
             sizes,
             (self._within,),
-            (sympy.Integer(pieces.length),),
+            (pieces.length,),
             value,
             kind,
             layout.index(kept),
@@ -233,28 +363,34 @@ class _Splitter:
 
     def _second(self, kind: str, first: Loop, buffer: str) -> Loop:
         """Return the loop over the results of the pieces."""
-        loop, dtype = self._loop, first.value.dtype
-        read = self._pool.load(
-            first.buffer, first.index.xreplace({self._piece: self._within}), dtype
-        )
+        value = self._pool.cast(self._of_piece(first), self._loop.value.dtype)
+        return self._over_pieces(kind, value, buffer, self._loop.index)
+
+    def _of_piece(self, first: Loop) -> Term:
+        """Return the result of a piece, as a loop over pieces reads it."""
+        places = {self._piece: self._within, PROGRAM: self._within}
+        return self._pool.load(first.buffer, first.index.xreplace(places), first.value.dtype)
+
+    def _over_pieces(self, kind: str, value: Term, buffer: str, index: sympy.Expr) -> Loop:
+        loop = self._loop
         return Loop(
             buffer,
             loop.variables,
             loop.sizes,
             (self._within,),
-            (sympy.Integer(self._pieces.count),),
-            self._pool.cast(read, loop.value.dtype),
+            (self._pieces.count,),
+            value,
             kind,
-            loop.index,
+            index,
             origins=loop.origins,
         )
 
-    def _cut(self, kind: str) -> Term:
-        """Return the value over a piece and a place within it; beyond the row's end what changes
+    def _cut(self, kind: str, value: Term) -> Term:
+        """Return a value over a piece and a place within it; beyond the row's end what changes
         nothing.
         """
         loop, pieces = self._loop, self._pieces
-        count, length = sympy.Integer(pieces.count), sympy.Integer(pieces.length)
+        count, length = pieces.count, pieces.length
         # The row is cut as one flat run, whatever dimensions it has.
         flat, places = self._piece * length + self._within, {}
         strides = contiguous_strides(loop.reduced_sizes)
@@ -269,7 +405,7 @@ class _Splitter:
             | {self._piece: count, self._within: length}
         )
         value = substituted(
-            self._pool, loop.value, lambda expr: ranges.simplified(expr.xreplace(places))
+            self._pool, value, lambda expr: ranges.simplified(expr.xreplace(places))
         )
         row = numel(loop.reduced_sizes)
         if count * length != row:
@@ -277,6 +413,11 @@ class _Splitter:
                 "lt", self._pool.index(flat), self._pool.index(row), dtype="bool"
             )
             value = self._pool.masked(inside, value, identity_of(kind, value.dtype))
-        # The results of the pieces go through memory: in 16 bits they would be rounded twice.
+        return self._summed(value)
+
+    def _summed(self, value: Term) -> Term:
+        """Return a value as pieces have it, whose results go through memory: in 16 bits they would
+        be rounded twice.
+        """
         halves = {"float16", "bfloat16"}
         return self._pool.cast(value, "float32") if value.dtype in halves else value

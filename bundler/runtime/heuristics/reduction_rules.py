@@ -400,13 +400,18 @@ def choose_rsplit_size(x: int, device: Device) -> int:
     return min(max(pow2_down(max(x // programs, 1)), _LEAST_SPLIT), _MOST_SPLIT)
 
 
+def rows_at_once(rsplit_size: int, row: int) -> int:
+    """Return how many of its rows a program of a mix-order reduction takes in one step."""
+    return min(max(rsplit_size // 32, 4 if row <= 512 else 1), 16)
+
+
 def _mix_order(configs: list[Config], hints: SizeHints, setting: Setting) -> list[Config]:
     """Return the candidates as those of a kernel that reduces rows and columns in one pass over
     `rsplit_size` rows.
     """
     facts, row, more = setting.facts, hints["r0_"], setting.policy.max_autotune
     split = facts.rsplit_size
-    x = min(max(split // 32, 4 if row <= 512 else 1, facts.tma_min_blocks.get("XBLOCK", 1)), 16)
+    x = min(max(rows_at_once(split, row), facts.tma_min_blocks.get("XBLOCK", 1)), 16)
     most_stages = _MAX_STAGES_LONG if row > _STAGES_LONG_ROW else _MAX_STAGES
     stages = min(max(split // x // 4, 1), most_stages if facts.allow_multi_stages else 1)
     result = []

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions of few long rows in pieces, also where the length of rows changes from call to call."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from bundler.codegen import generate  # noqa: E402  # needs torch
+
+
+def test_rows_of_any_length_are_reduced_in_pieces(interpreted):
+    """Shorter than there are pieces, and longer than the example's; variances of rows without a
+    divisor near the number of pieces.
+    """
+    outcomes = json.loads(interpreted("split_worker.py"))
+    assert {name: wrong for name, (_, wrong) in outcomes.items() if wrong} == {}
+    assert {kernels for kernels, _ in outcomes.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda x: x.sum(), (3_000_000,)),
+        (torch.var_mean, (3_000_000,)),
+        (lambda x: x.amax(1), (4, 700_000)),
+    ],
+)
+def test_one_program_reduces_long_rows_of_any_length_in_two_kernels(function, sizes):
+    """One kernel would leave a GPU idle but for as many programs as there are rows."""
+    program = generate(function, [torch.empty(sizes)], dynamic=True)
+    assert len(program.kernels) == 2
+
+
+@pytest.mark.parametrize("sizes", [(3000,), (500, 3000)])
+def test_short_rows_and_many_rows_are_one_kernel(sizes):
+    """The example's length decides."""
+    assert len(generate(lambda x: x.sum(-1), [torch.empty(sizes)], dynamic=True).kernels) == 1
+
+
+@pytest.mark.slow
+def test_kernels_of_changing_rows_compile_for_both_makers():
+    """Sums and variances, along memory and across it."""
+    program = generate(
+        lambda x: (x.sum(), torch.var_mean(x), x.view(-1, 8).sum(0)),
+        [torch.empty(3_000_000)],
+        dynamic=True,
+    )
+    targets = ["cuda:90", "hip:gfx942"]
+    assert len(program.build(targets).kernels) == len(targets) * len(program.kernels)
