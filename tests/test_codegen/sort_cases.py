@@ -9,7 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scan_cases import compared, numbers
+from scan_cases import DEVICE, compared, numbers
+
+from bundler.codegen import generate
+from bundler.codegen.torch_backend import triton_bundler
 
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0)
 
@@ -21,7 +24,7 @@ def both(dim, descending=False):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.sampled_from((1, 2, 3, 32, 33, 65)),
+    st.sampled_from((1, 2, 3, 32, 33, 65, 1000, 1024)),
     st.lists(st.integers(1, 2), max_size=2),
     st.integers(0, 2),
     st.booleans(),
@@ -35,9 +38,7 @@ def test_stable_sorts_are_torchs(length, others, place, descending, turned, data
     place = min(place, len(others))
     sizes = [*others[:place], length, *others[place:]]
     values = numbers(*sizes).round()
-    flat = values.view(-1)
-    for where in data.draw(st.lists(st.integers(0, flat.numel() - 1), max_size=8)):
-        flat[where] = data.draw(st.sampled_from(ODD))
+    placed(values, data)
     if turned:
         values = values.transpose(0, -1).contiguous().transpose(0, -1)
     compared(both(place - len(sizes), descending), values, tolerance=0)
@@ -88,6 +89,173 @@ def test_any_number_of_rows_is_sorted():
 
     program = compared(function, numbers(37), dynamic=True)
     compared(function, numbers(5), program=program)
+
+
+def placed(values, data, most=8):
+    """Put some NaN, infinities and zeros of both signs into a tensor."""
+    flat = values.view(-1)
+    count = flat.numel()
+    for where in data.draw(
+        st.lists(st.integers(0, max(0, count - 1)), max_size=most if count else 0)
+    ):
+        flat[where] = data.draw(st.sampled_from(ODD))
+    return values
+
+
+def first_of(values, count, dim, largest):
+    """Return what torch's stable sort has first, which is what `topk` is promised to be."""
+    found = torch.sort(values, dim=dim, descending=largest, stable=True)
+    return found.values.narrow(dim, 0, count), found.indices.narrow(dim, 0, count)
+
+
+def same(found, right):
+    """Compare bit for bit but for the sign of zeros."""
+    assert (found.dtype, found.shape) == (right.dtype, right.shape)
+    torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
+
+
+def of_program(function, *inputs, dynamic=False):
+    program = generate(function, [*inputs], dynamic=dynamic)
+    assert program.fallbacks == ()
+    return program.run(*inputs)
+
+
+@settings(max_examples=14, deadline=None)
+@given(
+    st.sampled_from((1, 2, 5, 32, 64, 129, 1024)),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)),
+    st.data(),
+)
+def test_first_elements_are_torchs(length, others, place, largest, ordered, dtype, data):
+    """Any number of them, of rows along memory and across it; of equals the lowest place first."""
+    place = min(place, len(others))
+    sizes = [*others[:place], length, *others[place:]]
+    values = numbers(*sizes).round()
+    if dtype.is_floating_point:
+        placed(values, data)
+    values = values.to(dtype)
+    count = data.draw(st.sampled_from(sorted({0, 1, min(8, length), length // 2, length})))
+    options = {"dim": place, "largest": largest, "sorted": ordered}
+    found = of_program(lambda a: tuple(a.topk(count, **options)), values)
+    for one, right in zip(found, first_of(values, count, place, largest), strict=True):
+        same(one, right)
+    theirs = values.topk(count, **{**options, "sorted": True})
+    same(found[0], theirs.values)
+    if count:
+        assert [one.stride() for one in found] == [one.stride() for one in theirs]
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    st.sampled_from((1025, 2000, 4096, 5000)),
+    st.sampled_from((1, 2, 50, 256)),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.int32)),
+    st.data(),
+)
+def test_first_elements_of_long_rows_are_torchs(length, count, largest, dtype, data):
+    """In pieces, the last of which may be shorter: what lies beyond comes behind NaN."""
+    values = numbers(2, length).round()
+    if dtype.is_floating_point:
+        placed(values, data)
+    values = values.to(dtype).t().contiguous().t() if data.draw(st.booleans()) else values.to(dtype)
+    found = of_program(lambda a: tuple(a.topk(count, largest=largest)), values)
+    for one, right in zip(found, first_of(values, count, 1, largest), strict=True):
+        same(one, right)
+
+
+def test_rows_of_nothing_but_nan_have_first_elements():
+    """Lanes beyond a row's end come behind NaN, and behind the greatest integers, both ways."""
+    for values in (
+        torch.full((2, 1030), math.nan, device=DEVICE),
+        torch.full((2, 33), math.nan, device=DEVICE),
+        torch.full((2, 33), 2**31 - 1, dtype=torch.int32, device=DEVICE),
+        torch.full((2, 1500), -(2**31), dtype=torch.int32, device=DEVICE),
+        torch.full((2, 33), 2**63 - 1, dtype=torch.int64, device=DEVICE),
+        torch.full((2, 33), 255, dtype=torch.uint8, device=DEVICE),
+    ):
+        for largest in (True, False):
+            found = of_program(lambda a, up=largest: tuple(a.topk(20, largest=up)), values)
+            same(found[0], values[:, :20])
+            same(found[1], torch.arange(20, device=DEVICE).expand(2, 20))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from((1, 2, 3, 64, 100, 1024)),
+    st.integers(0, 1),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.int64)),
+    st.data(),
+)
+def test_single_elements_are_torchs(length, dim, kept, dtype, data):
+    """The k-th smallest, of equals by the order of their places; the most frequent, which is at the
+    place that is named.
+    """
+    values = numbers(*((length, 3) if dim == 0 else (3, length))).round()
+    if dtype.is_floating_point:
+        placed(values, data)
+    values = values.to(dtype)
+    number = data.draw(st.integers(1, length))
+    value, place = of_program(lambda a: tuple(a.kthvalue(number, dim, kept)), values)
+    same(value, values.kthvalue(number, dim, kept).values)
+    right = torch.sort(values, dim=dim, stable=True).indices.narrow(dim, number - 1, 1)
+    same(place, right if kept else right.squeeze(dim))
+    values = values.nan_to_num(7.0)
+    value, place = of_program(lambda a: tuple(a.mode(dim, kept)), values)
+    same(value, values.mode(dim, kept).values)
+    at = place if kept else place.unsqueeze(dim)
+    same(values.gather(dim, at), value if kept else value.unsqueeze(dim))
+
+
+def test_sorts_by_other_names_and_of_numbers():
+    """`msort`, `argsort`, tensors without dimensions; what is chosen may be computed, and read."""
+    values = numbers(70, 3)
+    compared(torch.msort, values, tolerance=0)
+    compared(lambda a: a.argsort(0), values, tolerance=0)
+    number = numbers()
+    compared(lambda a: (*a.topk(1), *a.kthvalue(1, 0), *a.mode(), *a.sort()), number, tolerance=0)
+
+    def routed(a):
+        weight, expert = torch.softmax(a, -1).topk(4, -1)
+        return weight / weight.sum(-1, keepdim=True), expert
+
+    program = compared(routed, numbers(40, 64))
+    assert len(program.kernels) == 2
+
+
+def test_a_view_over_what_is_chosen_reads_memory():
+    """Rows that overlap read what lies behind the first elements of a row: those of the next."""
+    values = numbers(9, 8)
+
+    def function(a):
+        chosen = a.topk(4, -1).values
+        return chosen.flatten()[:36].unfold(0, 8, 4) + a[:8]
+
+    compared(function, values, tolerance=0)
+
+
+def test_gradients_go_to_what_was_chosen():
+    """Through torch.compile, forward and backward."""
+    values = numbers(6, 40).requires_grad_()
+
+    def function(a):
+        chosen = (a * 2).topk(5, -1)
+        return (chosen.values * torch.arange(5.0, device=DEVICE)).sum() + a.kthvalue(
+            3, 0
+        ).values.sum()
+
+    theirs = torch.autograd.grad(function(values), values)
+    programs = []
+    options = {"programs": programs, "keep": False}
+    compiled = torch.compile(function, backend=triton_bundler, options=options)
+    torch.testing.assert_close(torch.autograd.grad(compiled(values), values), theirs)
+    assert len(programs) == 2
+    assert not any(program.fallbacks for program in programs)
 
 
 @settings(max_examples=12, deadline=None)

@@ -24,7 +24,7 @@ from bundler.codegen.kernels.kernel_body import BodyWriter
 from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
-from bundler.codegen.loops.loop_terms import TermPool, loads_of
+from bundler.codegen.loops.loop_terms import SORT, TermPool, loads_of
 from bundler.codegen.loops.range_trees import Dimension, IterationSpace
 from bundler.codegen.loops.row_direction import runs_along
 from bundler.runtime.heuristics.block_limits import pow2_up
@@ -132,7 +132,8 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
-    persistent = reduces and _is_short(space, inner=inner)
+    sorts = any(loop.kind == SORT for loop in group.loops)
+    persistent = sorts or (reduces and _is_short(space, inner=inner))
     bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)

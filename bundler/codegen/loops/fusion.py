@@ -303,11 +303,11 @@ def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _
     ):
         return False
     loops = (*one.loops, *other.loops)
-    modes = {loop.buffer for loop in loops if loop.mode is not None}
+    modes = {loop.buffer for loop in loops if loop.mode is not None or loop.first is not None}
     if not modes:
         return True
-    # A scatter touches places that only values decide, so its buffer has no other writer and no
-    # reader in the kernel.
+    # A scatter touches places that only values decide, and behind the first elements of a row come
+    # those of the next, so the buffer has no other writer and no reader in the kernel.
     writers = Counter(loop.buffer for loop in loops)
     reads = {load[0] for loop in loops for load in loop.loads}
     return all(writers[name] == 1 for name in modes) and not reads & modes

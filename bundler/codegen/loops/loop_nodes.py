@@ -137,6 +137,7 @@ class Loop:
         mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
             `atomic_min` into a buffer that holds values already.
         origins: names of the operators that the loop came from.
+        first: how many elements of each row are written, from the first on; None for all.
     """
 
     buffer: str
@@ -150,6 +151,7 @@ class Loop:
     index_terms: tuple[tuple[sympy.Symbol, Term], ...] = ()
     mode: str | None = None
     origins: frozenset[str] = frozenset()
+    first: int | None = None
 
     @property
     def is_reduction(self) -> bool:
