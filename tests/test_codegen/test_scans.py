@@ -53,10 +53,10 @@ def passed(tmp_path, cases, *arguments, interpreted="1"):
 
 def test_some_scans_and_sorts_are_torchs(tmp_path):
     """Rows without elements, a scan in two passes, one behind a mask; what is sorted is computed,
-    and read; places are found in rows of boundaries.
+    and read; places are found in rows of boundaries; masks choose.
     """
-    some = "without_elements or waits_for or who_reads or around or in_rows or overlap"
-    passed(tmp_path, "scan_cases.py sort_cases.py", "-k", some)
+    some = "without_elements or waits_for or who_reads or around or in_rows or overlap or too_short"
+    passed(tmp_path, "scan_cases.py sort_cases.py masked_cases.py", "-k", some)
 
 
 @pytest.mark.slow
@@ -73,10 +73,17 @@ def test_all_sorts_are_torchs(tmp_path):
     passed(tmp_path, "sort_cases.py")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_all_that_masks_choose_is_torchs(tmp_path):
+    """Each case of the file."""
+    passed(tmp_path, "masked_cases.py")
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py"])
+@pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py", "masked_cases.py"])
 def test_all_are_torchs_on_a_gpu(tmp_path, cases):
     """Compiled kernels combine in the order of a tree, which the interpreter does not."""
     passed(tmp_path, cases, interpreted="0")
@@ -225,3 +232,19 @@ def test_long_rows_of_sorts_compile_for_both_makers(name):
     program = generate(SORTS[name], [torch.zeros(4096, 1024)])
     built = program.build(["cuda:90", "hip:gfx942"])
     assert len(built.kernels) == 2 * len(program.kernels)
+
+
+@pytest.mark.slow
+def test_what_masks_choose_compiles_for_both_makers():
+    """A mask that one program counts, and one that is counted in pieces, with the gradient."""
+    backward = torch.ops.aten.masked_scatter_backward
+
+    def function(a, mask, source):
+        return a.masked_scatter(mask, source), backward(a, mask, source.shape)
+
+    for sizes in ((30, 20), (300, 200)):
+        mask = torch.zeros(sizes, dtype=torch.bool)
+        program = generate(function, [torch.zeros(sizes), mask, torch.zeros(70_000)])
+        assert not program.fallbacks
+        built = program.build(["cuda:90", "hip:gfx942"])
+        assert len(built.kernels) == 2 * len(program.kernels)
