@@ -152,7 +152,7 @@ def test_first_elements_are_torchs(length, others, place, largest, ordered, dtyp
 @settings(max_examples=5, deadline=None)
 @given(
     st.sampled_from((1025, 2000, 4096, 5000)),
-    st.sampled_from((1, 2, 50, 256)),
+    st.sampled_from((1, 2, 50, 64, 65, 256)),
     st.booleans(),
     st.sampled_from((torch.float32, torch.bfloat16, torch.int32)),
     st.data(),

@@ -35,9 +35,10 @@ from bundler.codegen.lowerings.scan_lowerings import scanned
 from bundler.codegen.lowerings.sort_keys import SortKeys, rank_of_float
 from bundler.codegen.lowerings.view_lowerings import with_new, without
 
-# The longest row that a program holds to sort it, and the most elements of a longer one that are
-# found piece by piece: each piece has to become far shorter.
-_LONGEST_ROW, _MOST_OF_LONGER = 1024, 256
+# The longest row that a program holds to sort it; where a few elements are wanted, of which runs are
+# short, the longest that it holds to find these; and the most that are found of a longer one piece
+# by piece: each piece has to become far shorter.
+_LONGEST_ROW, _LONGEST_OF_FEW, _FEW, _MOST_OF_LONGER = 1024, 4096, 64, 256
 # Elements of a 64-bit type are sorted by halves of so many bits.
 _HALF = 32
 # What is made of a sorted key.
@@ -63,11 +64,6 @@ class _Rows:
         self.builder, self.call, self.dim, self.length = builder, call, dim, int(size)
         self.source = comparable(builder, source)
 
-    @property
-    def is_long(self) -> bool:
-        """Whether no program holds a row."""
-        return self.length > _LONGEST_ROW
-
     def keys_of(self, *, descending: bool) -> tuple[SortKeys, LazyTensor]:
         """Return the keys of the elements, not sorted."""
         pool, source, dim = self.builder.pool, self.source, self.dim
@@ -80,7 +76,7 @@ class _Rows:
 
     def refuse_longer(self) -> None:
         """Raise where no program holds a row."""
-        if self.is_long:
+        if self.length > _LONGEST_ROW:
             raise self.call.refusal(f"a sort of rows of more than {_LONGEST_ROW} elements")
 
 
@@ -251,7 +247,7 @@ def _topk(builder: GraphBuilder, call: OperatorCall) -> Results:
     if count == 1 and largest:
         return _largest(builder, call, dim)
     rows = _Rows(builder, call, dim)
-    if rows.is_long:
+    if rows.length > _LONGEST_ROW:
         return _first_of_longer(rows, count, descending=largest)
     return _first(rows, count, descending=largest)
 
@@ -273,24 +269,27 @@ def _without_elements(builder: GraphBuilder, call: OperatorCall) -> tuple[LazyTe
 
 
 def _first_of_longer(rows: _Rows, count: int, *, descending: bool) -> tuple[LazyTensor, LazyTensor]:
-    """Return the first elements of rows that no program holds: those of pieces, then those of what
-    is left.
+    """Return the first elements of rows that no program sorts: where it does not hold them, those
+    of pieces, then those of what is left.
     """
     keys, left = rows.keys_of(descending=descending)
     if count > _MOST_OF_LONGER or not keys.fit:
         raise rows.call.refusal(
             f"{count} elements of {rows.source.dtype} of rows of more than {_LONGEST_ROW}"
         )
-    while int(left.sizes[rows.dim]) > _LONGEST_ROW:
-        left = _first_of_pieces(rows, keys, left, count)
+    longest = _LONGEST_OF_FEW if count <= _FEW else _LONGEST_ROW
+    while int(left.sizes[rows.dim]) > longest:
+        left = _first_of_pieces(rows, keys, left, count, longest)
     return _read(rows, keys, left, count)
 
 
-def _first_of_pieces(rows: _Rows, keys: SortKeys, given: LazyTensor, count: int) -> LazyTensor:
+def _first_of_pieces(
+    rows: _Rows, keys: SortKeys, given: LazyTensor, count: int, longest: int
+) -> LazyTensor:
     """Return the first keys of each piece of rows, one piece's behind another's."""
     builder, dim, pool = rows.builder, rows.dim, rows.builder.pool
     size, before, behind = given.sizes[dim], given.sizes[:dim], given.sizes[dim + 1 :]
-    pieces = -(-int(size) // _LONGEST_ROW)
+    pieces = -(-int(size) // longest)
     # All of one length, but for the last, whose lanes beyond the row come behind every element.
     length = -(-int(size) // pieces)
 
