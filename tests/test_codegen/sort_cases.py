@@ -42,6 +42,8 @@ def test_stable_sorts_are_torchs(length, others, place, descending, turned, data
     if turned:
         values = values.transpose(0, -1).contiguous().transpose(0, -1)
     compared(both(place - len(sizes), descending), values, tolerance=0)
+    found = of_program(both(place - len(sizes), descending), values)
+    same(found[0], values.gather(place, found[1]))
 
 
 @pytest.mark.parametrize(
@@ -108,10 +110,12 @@ def first_of(values, count, dim, largest):
     return found.values.narrow(dim, 0, count), found.indices.narrow(dim, 0, count)
 
 
-def same(found, right):
-    """Compare bit for bit but for the sign of zeros."""
+def same(found, right, *, signs=True):
+    """Compare bit for bit but for those of NaN, and the signs of zeros where these are open."""
     assert (found.dtype, found.shape) == (right.dtype, right.shape)
     torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
+    if signs:
+        assert torch.equal(found.signbit() & (found == found), right.signbit() & (right == right))
 
 
 def of_program(function, *inputs, dynamic=False):
@@ -142,9 +146,9 @@ def test_first_elements_are_torchs(length, others, place, largest, ordered, dtyp
     options = {"dim": place, "largest": largest, "sorted": ordered}
     found = of_program(lambda a: tuple(a.topk(count, **options)), values)
     for one, right in zip(found, first_of(values, count, place, largest), strict=True):
-        same(one, right)
+        same(one, right, signs=count != 1 or not largest)  # of the maximum they are open
     theirs = values.topk(count, **{**options, "sorted": True})
-    same(found[0], theirs.values)
+    same(found[0], theirs.values, signs=False)
     if count:
         assert [one.stride() for one in found] == [one.stride() for one in theirs]
 
@@ -165,7 +169,7 @@ def test_first_elements_of_long_rows_are_torchs(length, count, largest, dtype, d
     values = values.to(dtype).t().contiguous().t() if data.draw(st.booleans()) else values.to(dtype)
     found = of_program(lambda a: tuple(a.topk(count, largest=largest)), values)
     for one, right in zip(found, first_of(values, count, 1, largest), strict=True):
-        same(one, right)
+        same(one, right, signs=count != 1 or not largest)
 
 
 def test_rows_of_nothing_but_nan_have_first_elements():
@@ -202,12 +206,14 @@ def test_single_elements_are_torchs(length, dim, kept, dtype, data):
     values = values.to(dtype)
     number = data.draw(st.integers(1, length))
     value, place = of_program(lambda a: tuple(a.kthvalue(number, dim, kept)), values)
-    same(value, values.kthvalue(number, dim, kept).values)
-    right = torch.sort(values, dim=dim, stable=True).indices.narrow(dim, number - 1, 1)
-    same(place, right if kept else right.squeeze(dim))
+    same(value, values.kthvalue(number, dim, kept).values, signs=False)
+    ordered = torch.sort(values, dim=dim, stable=True)
+    for found, all_ in zip((value, place), ordered, strict=True):
+        right = all_.narrow(dim, number - 1, 1)
+        same(found, right if kept else right.squeeze(dim))
     values = values.nan_to_num(7.0)
     value, place = of_program(lambda a: tuple(a.mode(dim, kept)), values)
-    same(value, values.mode(dim, kept).values)
+    same(value, values.mode(dim, kept).values, signs=False)
     at = place if kept else place.unsqueeze(dim)
     same(values.gather(dim, at), value if kept else value.unsqueeze(dim))
 
