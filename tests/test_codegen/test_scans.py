@@ -55,7 +55,9 @@ def test_some_scans_and_sorts_are_torchs(tmp_path):
     """Rows without elements, a scan in two passes, one behind a mask; what is sorted is computed,
     and read; places are found in rows of boundaries; masks choose.
     """
-    some = "without_elements or waits_for or who_reads or around or in_rows or overlap or too_short"
+    some = (
+        "without_elements or waits_for or who_reads or around or in_rows or whole_rows or too_short"
+    )
     passed(tmp_path, "scan_cases.py sort_cases.py masked_cases.py", "-k", some)
 
 
