@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from bundler.codegen.lib_reductions import integer_of_width
-
 
 @constexpr_function
 def _log2(size):
@@ -21,87 +19,67 @@ def _log2(size):
 
 
 @constexpr_function
-def _pairs(shape, stride):
-    """Return a shape in which the lanes of the last axis whose numbers differ by `stride` alone
-    stand along the second axis.
-    """
-    count = 1
-    for size in shape:
-        count *= size
-    return [count // (2 * stride), 2, stride]
+def _cube(numel):
+    """Return the shape in which each bit of a lane's number is an axis of its own."""
+    return [2] * _log2(numel)
+
+
+@constexpr_function
+def _bits_of(first, size):
+    """Return the bits of the shortest run that holds the first lanes."""
+    return min(max(first - 1, 1), size - 1).bit_length()
 
 
 @triton.jit
-def _partner(x, stride: tl.constexpr):
-    """Return for each lane the value of the lane at the other end of its pair: their exclusive or,
-    without its own.
-    """
-    shape: tl.constexpr = _pairs(x.shape, stride)
-    pairs = tl.reshape(x, shape)
-    return tl.reshape(tl.xor_sum(pairs, 1, keep_dims=True) ^ pairs, x.shape)
+def _bit(axes: tl.constexpr, number: tl.constexpr):
+    """Return for each lane of a cube one bit of its number, counted from the lowest."""
+    return tl.reshape(tl.arange(0, 2), [1] * (axes - number - 1) + [2] + [1] * number)
 
 
 @triton.jit
-def _before(value, index, other, other_index, count, descending: tl.constexpr):
-    """Return whether the first of two lanes belongs before the second: by value, NaN being largest,
-    then by index, and padding last.
+def _exchange(cube, number: tl.constexpr, bits: tl.constexpr, alternating: tl.constexpr):
+    """Return a cube whose lanes that differ in one bit of their number alone are in order: upwards,
+    or where `alternating` the other way where the next bit behind `bits` is set.
     """
-    nan = value != value
-    other_nan = other != other
-    if descending:
-        first = (value > other) | (nan & (other_nan == 0))
-    else:
-        first = (value < other) | (other_nan & (nan == 0))
-    equal = (value == other) | (nan & other_nan)
-    first = first | (equal & (index < other_index))
-    padding = index >= count
-    other_padding = other_index >= count
-    return tl.where(
-        padding | other_padding, other_padding & ((padding == 0) | (index < other_index)), first
-    )
+    axes: tl.constexpr = len(cube.shape)
+    # The lane at the other end of the pair; sums of two of them wrap, and wrap back.
+    other = tl.sum(cube, axes - 1 - number, keep_dims=True) - cube
+    upper = _bit(axes, number)
+    if alternating:
+        upper = upper ^ _bit(axes, bits)
+    return tl.where((cube > other) != (upper != 0), other, cube)
 
 
 @triton.jit
-def _exchange(
-    bits, indices, dtype: tl.constexpr, count, flip, stride: tl.constexpr, descending: tl.constexpr
-):
-    """Return the block after lanes `stride` apart were put in order, or in reverse order where
-    `flip` is 1.
-    """
-    other_bits = _partner(bits, stride)
-    other_indices = _partner(indices, stride)
-    upper = tl.broadcast_to(tl.arange(0, 2)[None, :, None], _pairs(bits.shape, stride))
-    upper = tl.reshape(upper, bits.shape)
-    value = bits.to(dtype, bitcast=True)
-    other = other_bits.to(dtype, bitcast=True)
-    # The order is total, since indices differ: both lanes of a pair come to the same decision.
-    swap = _before(other, other_indices, value, indices, count, descending) != ((upper ^ flip) != 0)
-    return tl.where(swap, other_bits, bits), tl.where(swap, other_indices, indices)
+def _merge(cube, bits: tl.constexpr, alternating: tl.constexpr):
+    """Return a cube in which runs of so many bits, which rise and then fall, are sorted."""
+    for step in tl.static_range(bits):
+        cube = _exchange(cube, bits - 1 - step, bits, alternating)
+    return cube
 
 
 @triton.jit
-def sort(values, indices, count, descending: tl.constexpr):
-    """Return values and indices sorted along the last axis, whose size is a power of two.
+def sort(keys, first: tl.constexpr):
+    """Return integers of 32 or 64 bits sorted upwards along the last axis, whose size is a power of
+    two; lanes from `first` on hold anything.
 
-    The sort is stable and bitonic: equal values keep the order of their indices, which have to
-    differ along the axis and be integers. NaN is the largest value: last, or first where
-    `descending`. Lanes whose index is `count` or more come last. Bools are passed as int8.
+    The sort is bitonic. Runs of as many lanes as are wanted are sorted; then the smaller half of
+    each pair of runs is kept, so that half of the lanes is left, until one run is.
     """
-    size: tl.constexpr = values.shape[len(values.shape) - 1]
-    dtype: tl.constexpr = values.dtype
-    bits = values.to(integer_of_width(dtype), bitcast=True)
-    indices = tl.broadcast_to(indices, values.shape)
-    for stage in tl.static_range(1, _log2(size) + 1):
-        if stage < _log2(size):
-            flip = tl.broadcast_to(tl.arange(0, 2)[None, :, None], _pairs(values.shape, 2**stage))
-            flip = tl.reshape(flip, values.shape)
-        else:
-            flip = tl.zeros(values.shape, tl.int32)
-        for step in tl.static_range(stage):
-            bits, indices = _exchange(
-                bits, indices, dtype, count, flip, 2 ** (stage - 1 - step), descending
-            )
-    return bits.to(dtype, bitcast=True), indices
+    size: tl.constexpr = keys.shape[len(keys.shape) - 1]
+    bits: tl.constexpr = _log2(size)
+    wanted: tl.constexpr = _bits_of(first, size)
+    cube = tl.reshape(keys, _cube(keys.numel))
+    for stage in tl.static_range(1, wanted + 1):
+        cube = _merge(cube, stage, stage < bits)
+    for stage in tl.static_range(wanted + 1, bits + 1):
+        cube = tl.min(cube, len(cube.shape) - 1 - wanted)
+        cube = _merge(cube, wanted, stage < bits)
+    if wanted == bits:
+        return tl.reshape(cube, keys.shape)
+    rows: tl.constexpr = keys.numel // size
+    run = tl.reshape(cube, [rows, 1, 2**wanted])
+    return tl.reshape(tl.broadcast_to(run, [rows, size // 2**wanted, 2**wanted]), keys.shape)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
     has_two_forms,
+    holds_rows,
     write_kernel,
 )
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
@@ -241,7 +242,8 @@ class _Scheduler:
         text = write()
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
-        if self._modules.policy.get("multi_kernel") and has_two_forms(text):
+        both = not holds_rows(group) and has_two_forms(text)
+        if both and self._modules.policy.get("multi_kernel"):
             self._modules.add_other(kernel, write(held=text.kind == "reduction"))
         self._launches.append((kernel.name, text.buffers))
         for name in sorted(written - removed, key=_order):

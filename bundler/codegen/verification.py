@@ -85,7 +85,8 @@ class Verifier:
         self, inputs: Sequence[Any], run: Callable[[], tuple[Any, ...]]
     ) -> tuple[Any, ...]:
         torchs = importlib.import_module("bundler.toolchain.reference_graph")
-        graph = torchs.ReferenceGraph(self.module)
+        calls = {step.operator for step in self.plan.steps if isinstance(step, OperatorStep)}
+        graph = torchs.ReferenceGraph(self.module, calls)
         try:
             # Before the program, which may change its inputs.
             expected = graph.run(inputs)

@@ -9,7 +9,7 @@ changed inputs and constants are copied, and torch's generators of random number
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from bundler.package_loggers import logger
+from bundler.toolchain.reference_choices import CHOICES
 
 _log = logger("bundler.toolchain")
 # How close results of a dtype are to eager's without another question: relative, and of the
@@ -77,6 +78,10 @@ class _Copies:
 class ReferenceGraph:
     """A graph that eager torch runs.
 
+    Args:
+        module: the graph.
+        called: the operators that the program calls as they are.
+
     Attributes:
         results: names of the nodes that are returned; None for one that is a number or nothing.
         nodes: by name.
@@ -84,8 +89,12 @@ class ReferenceGraph:
         changed: names of the inputs and constants that the graph changes.
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, called: Collection[str] = ()) -> None:
         self._module = module
+        # Where the program calls the operator too, its choice is torch's.
+        self._choices = {
+            target: choice for target, choice in CHOICES.items() if str(target) not in called
+        }
         self.nodes = {node.name: node for node in module.graph.nodes}
         (output,) = (node for node in module.graph.nodes if node.op == "output")
         # as torch's own backends
@@ -143,7 +152,7 @@ class ReferenceGraph:
                 value = _attribute(self._module, str(node.target))
                 held[str(node.target)] = taken(value, is_changed=node.name in self.changed)
         with _quiet(given):
-            found = _Replay(self._module, held, wide).run(*given)
+            found = _Replay(self._module, held, wide, self._choices).run(*given)
         named = dict(zip(self.placeholders(), given, strict=True))
         after = {
             name: named[name] if name in named else held[str(self.nodes[name].target)]
@@ -153,13 +162,19 @@ class ReferenceGraph:
 
 
 class _Replay(fx.Interpreter):  # type: ignore[misc]  # torch is not typed here
-    """Runs a graph with tensors of ours in place of those that it holds, and in float64 where
-    `wide`.
+    """Runs a graph with tensors of ours in place of those that it holds, in float64 where `wide`,
+    and with functions of ours in place of operators.
     """
 
-    def __init__(self, module: fx.GraphModule, held: Mapping[str, Any], wide: Any) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        held: Mapping[str, Any],
+        wide: Any,
+        functions: Mapping[Any, Callable[..., Any]],
+    ) -> None:
         super().__init__(module)
-        self._held, self._wide = held, wide
+        self._held, self._wide, self._functions = held, wide, functions
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._held[str(target)]
@@ -169,7 +184,7 @@ class _Replay(fx.Interpreter):  # type: ignore[misc]  # torch is not typed here
             if target is torch.ops.aten.view.dtype:
                 raise TypeError("the bits of a float64 are not those of another float")
             args, kwargs = fx.node.map_aggregate((args, kwargs), self._widened)
-        return super().call_function(target, args, kwargs)
+        return super().call_function(self._functions.get(target, target), args, kwargs)
 
     def _widened(self, item: Any) -> Any:
         is_float = isinstance(item, torch.dtype) and item.is_floating_point

@@ -85,16 +85,9 @@ def online_softmax(values, out, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def sort_rows(
-    values, out, indices, count, DESCENDING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
-    mask = columns < count
-    block = tl.load(values + rows * count + columns, mask & (rows >= 0), other=0)
-    block, index = lib.sort(block, columns.to(tl.int16), count, DESCENDING)
-    tl.store(out + rows * count + columns, block, mask & (rows >= 0))
-    tl.store(indices + rows * count + columns, index.to(tl.int64), mask & (rows >= 0))
+def sort_rows(keys, out, FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    places = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(out + places, lib.sort(tl.load(keys + places), FIRST))
 
 
 @triton.jit

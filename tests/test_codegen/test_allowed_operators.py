@@ -599,7 +599,7 @@ def test_a_view_without_a_spec_is_refused_when_it_is_read():
 
 def layers(x, weight, table, index):
     rows = torch.nn.functional.embedding(index, table)
-    mixed = torch.mm(x, weight).sort(-1)[0].topk(2, -1)[0]
+    mixed = torch.histc(torch.mm(x, weight).median(-1, True)[0], 4, -1, 1)
     image = torch.nn.functional.conv2d(x.view(1, 1, 4, 6), weight.view(2, 1, 3, 6)[:, :, :, :3])
     attended = torch.nn.functional.scaled_dot_product_attention(*[x.view(1, 2, 2, 6)] * 3)
     return mixed.cumsum(0), rows.cumsum(0), image, attended, torch.fft.rfft(x), x[index]

@@ -22,7 +22,7 @@ NOT_OURS = {
         "arange.start_step bernoulli.default bernoulli.p cat.default clamp.Tensor "
         "clamp.default empty_permuted.default exponential.default flip.default fmax.default "
         "fmin.default full.default full_like.default index_select.default "
-        "max_pool2d_with_indices.default max_pool2d_with_indices_backward.default "
+        "masked_scatter.default max_pool2d_with_indices.default max_pool2d_with_indices_backward.default "
         "max_pool2d_with_indices_backward.grad_input max_pool3d_with_indices.default "
         "native_dropout.default rand_like.default rand_like.generator randint.default "
         "randint_like.default randint_like.low_dtype randn_like.default randn_like.generator "
@@ -33,7 +33,7 @@ NOT_OURS = {
     "complex numbers are torch's": "add.Scalar add.Tensor",
     "a product in another dtype is always called": "addmm.dtype bmm.dtype mm.dtype",
     "a scan or a search, which is called": (
-        "bucketize.Scalar searchsorted.Scalar masked_scatter.default repeat_interleave.Tensor"
+        "bucketize.Scalar searchsorted.Scalar repeat_interleave.Tensor"
     ),
     "extremes of floats by atomics would lose NaN": "index_reduce.default",
     "contiguous where torch's result is not": "put.default",

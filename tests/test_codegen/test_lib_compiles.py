@@ -24,12 +24,12 @@ CASES = {
     ),
     "online_softmax": ({"values": "*fp32", "out": "*fp32", "count": "i32"}, BLOCK),
     "sort_rows": (
-        {"values": "*fp32", "out": "*fp32", "indices": "*i64", "count": "i32"},
-        {**BLOCK, "DESCENDING": False},
+        {"keys": "*i64", "out": "*i64"},
+        {**BLOCK, "FIRST": 64},
     ),
-    "sort_rows of bytes": (
-        {"values": "*i8", "out": "*i8", "indices": "*i64", "count": "i32"},
-        {**BLOCK, "DESCENDING": True},
+    "sort_rows of which some are wanted": (
+        {"keys": "*i32", "out": "*i32"},
+        {**BLOCK, "FIRST": 3},
     ),
     "search": (
         {

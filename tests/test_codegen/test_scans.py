@@ -53,10 +53,12 @@ def passed(tmp_path, cases, *arguments, interpreted="1"):
 
 def test_some_scans_and_sorts_are_torchs(tmp_path):
     """Rows without elements, a scan in two passes, one behind a mask; what is sorted is computed,
-    and read; places are found in rows of boundaries.
+    and read; places are found in rows of boundaries; masks choose.
     """
-    some = "without_elements or waits_for or who_reads or around or in_rows"
-    passed(tmp_path, "scan_cases.py sort_cases.py", "-k", some)
+    some = (
+        "without_elements or waits_for or who_reads or around or in_rows or whole_rows or too_short"
+    )
+    passed(tmp_path, "scan_cases.py sort_cases.py masked_cases.py", "-k", some)
 
 
 @pytest.mark.slow
@@ -73,10 +75,17 @@ def test_all_sorts_are_torchs(tmp_path):
     passed(tmp_path, "sort_cases.py")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_all_that_masks_choose_is_torchs(tmp_path):
+    """Each case of the file."""
+    passed(tmp_path, "masked_cases.py")
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py"])
+@pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py", "masked_cases.py"])
 def test_all_are_torchs_on_a_gpu(tmp_path, cases):
     """Compiled kernels combine in the order of a tree, which the interpreter does not."""
     passed(tmp_path, cases, interpreted="0")
@@ -142,32 +151,103 @@ def test_functions_that_combine_are_written_once():
     assert source.count("tl.associative_scan(") == 3
 
 
+SORTS = {
+    "sort": lambda a: torch.sort(a, dim=1, descending=True),
+    "topk": lambda a: a.topk(7, 1),
+    "first": lambda a: a.topk(1, 1, largest=False),
+    "kthvalue": lambda a: a.kthvalue(3, 1),
+    "mode": lambda a: a.mode(1),
+    "msort": lambda a: a.t().msort(),
+}
+
+
 @pytest.mark.parametrize(
-    ("sizes", "stable", "called"),
+    ("name", "sizes", "dtype", "kernels"),
     [
-        ((3, 128), True, 0),
-        ((3, 129), True, 1),
-        ((3, 20), True, 0),
-        ((3, 33), False, 0),
-        ((3, 32), False, 1),
-        ((100_000, 100), True, 1),
+        ("sort", (3, 1024), torch.float32, 1),
+        ("sort", (100_000, 20), torch.bfloat16, 1),
+        ("sort", (3, 1025), torch.float32, 0),
+        ("sort", (3, 1024), torch.int64, 2),
+        ("topk", (3, 64), torch.float16, 1),
+        ("topk", (3, 50_000), torch.float32, 2),
+        ("topk", (3, 4096), torch.float32, 1),
+        ("topk", (3, 3_000_000), torch.float32, 3),
+        ("topk", (3, 50_000), torch.int64, 0),
+        ("first", (3, 50_000), torch.float32, 2),
+        ("kthvalue", (3, 1000), torch.float32, 1),
+        ("kthvalue", (3, 1000), torch.float64, 2),
+        ("kthvalue", (3, 1025), torch.float32, 0),
+        ("mode", (3, 1000), torch.float32, 2),
+        ("msort", (3, 1000), torch.int32, 1),
     ],
 )
-def test_short_rows_are_sorted_by_kernels(sizes, stable, called):
-    """A long row has too many pairs; of a short one torch has an order of equals of its own, unless
-    that was asked for.
-    """
-    program = generate(lambda a: torch.sort(a, dim=1, stable=stable), [torch.zeros(sizes)])
-    assert len(program.fallbacks) == called
-    assert len(program.kernels) == (0 if called else 2)
+def test_rows_that_a_program_holds_are_sorted_by_kernels(name, sizes, dtype, kernels):
+    """A longer row is called, but for its first elements; elements of 64 bits take two sorts."""
+    program = generate(SORTS[name], [torch.zeros(sizes, dtype=dtype)])
+    assert len(program.fallbacks) == (0 if kernels else 1)
+    assert len(program.kernels) == kernels
 
 
+def test_the_first_of_all_are_a_reduction_and_too_many_of_a_long_row_are_called():
+    """The largest element is a maximum, of rows of any length; half of a long row is no piece's."""
+    largest = generate(lambda a: a.topk(1), [torch.zeros(3, 50_000)])
+    assert not largest.fallbacks
+    assert not any("lib.sort" in source for source in largest.sources.values())
+    half = generate(lambda a: a.topk(257), [torch.zeros(3, 50_000)])
+    assert [fallback.operator for fallback in half.fallbacks] == ["aten.topk.default"]
+
+
+def test_only_what_is_wanted_of_a_row_is_sorted_and_stored():
+    """Eight of 64 elements: runs of eight are sorted, and eight are stored, beside the softmax."""
+    program = generate(lambda a: a.softmax(-1).topk(8), [torch.zeros(256, 64)])
+    (source,) = program.sources.values()
+    assert source.count("lib.sort(") == 1
+    assert "lib.sort(tl.broadcast_to(" in source
+    assert "), 8)" in source
+    assert source.count("r0_index < 8)") == 2
+
+
+def test_the_first_elements_compile_for_both_makers():
+    """Of rows with a mask, in runs that are shorter than a row."""
+    program = generate(SORTS["topk"], [torch.zeros(64, 30)])
+    assert len(program.build(["cuda:90", "hip:gfx942"]).kernels) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_sorts_compile_for_both_makers(dtype):
+@pytest.mark.parametrize("turned", [False, True])
+def test_sorts_compile_for_both_makers(dtype, turned):
     """Rows along memory and across it."""
-    for dim in (0, 1):
-        program = generate(
-            lambda a, dim=dim: torch.sort(a, dim=dim, stable=True),
-            [torch.zeros(100, 100, dtype=dtype)],
-        )
-        assert len(program.build(["cuda:90", "hip:gfx942"]).kernels) == 4
+
+    def function(a):
+        rows = a.t() if turned else a
+        return tuple(rows.sort()), tuple(rows.topk(9)), rows.flatten().topk(9)[1]
+
+    program = generate(function, [torch.zeros(100, 100, dtype=dtype)])
+    built = program.build(["cuda:90", "hip:gfx942"])
+    assert len(built.kernels) == 2 * len(program.kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sort", "kthvalue", "mode"])
+def test_long_rows_of_sorts_compile_for_both_makers(name):
+    """As long as any that a program holds."""
+    program = generate(SORTS[name], [torch.zeros(4096, 1024)])
+    built = program.build(["cuda:90", "hip:gfx942"])
+    assert len(built.kernels) == 2 * len(program.kernels)
+
+
+@pytest.mark.slow
+def test_what_masks_choose_compiles_for_both_makers():
+    """A mask that one program counts, and one that is counted in pieces, with the gradient."""
+    backward = torch.ops.aten.masked_scatter_backward
+
+    def function(a, mask, source):
+        return a.masked_scatter(mask, source), backward(a, mask, source.shape)
+
+    for sizes in ((30, 20), (300, 200)):
+        mask = torch.zeros(sizes, dtype=torch.bool)
+        program = generate(function, [torch.zeros(sizes), mask, torch.zeros(70_000)])
+        assert not program.fallbacks
+        built = program.build(["cuda:90", "hip:gfx942"])
+        assert len(built.kernels) == 2 * len(program.kernels)

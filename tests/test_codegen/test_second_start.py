@@ -338,7 +338,7 @@ def test_a_key_that_says_too_little_is_found(left_out, monkeypatch):
 def test_a_program_is_kept_as_it_was(folder, counted):
     """Plan, texts, calls, tensors and where they lie."""
     table = torch.arange(8.0)
-    module = graph(lambda x, y: torch.sort(x * y + table).values * 2)
+    module = graph(lambda x, y: torch.median(x * y + table, -1).values * 2)
     first, second = kept(module), kept(module)
     assert len(counted) == 1
     assert second.sources == first.sources

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("expecttest")
 
-from tools.codegen import suite_exceptions, suites, worker_pool  # noqa: E402
+from tools.codegen import suite_exceptions, suite_ties, suites, worker_pool  # noqa: E402
 from tools.codegen.suite_judge import (  # noqa: E402
     Outcome,
     Tolerance,
@@ -359,3 +359,51 @@ def test_a_lazy_tensor_has_the_same_numbers_and_other_ones_in_memory(dtype):
         assert one.is_neg() or one.is_conj()
         assert torch.equal(one.detach(), plain.detach())
         assert one.requires_grad == plain.requires_grad
+
+
+def chosen(source, places, dim=1, gradient=None):
+    """Return the outcome of an operator that returns elements and their places."""
+    values = source.gather(dim, places if places.dim() == source.dim() else places.unsqueeze(dim))
+    values = values if places.dim() == source.dim() else values.squeeze(dim)
+    gradients = [] if gradient is None else [gradient]
+    return outcome(values, places, inputs=[source], gradients=gradients)
+
+
+def test_which_of_equal_elements_is_named_is_the_programs_choice():
+    """Places are right that hold the values, of NaN too, and not ones that lie outside, hold other
+    values, or name an element twice; nor is another operator's.
+    """
+    nan = float("nan")
+    source = torch.tensor([[2.0, 5.0, 5.0, nan, nan], [1.0, 1.0, 1.0, 0.0, 0.0]])
+    eager = chosen(source, torch.tensor([[3, 4, 1], [0, 1, 2]]))
+
+    def right(places, operator="topk", **changed):
+        got = chosen(source, torch.tensor(places).clamp(max=4), **changed)
+        got.outputs[1] = torch.tensor(places)
+        named = suite_ties.among_equals(operator, eager, got)
+        return not difference(eager, named, None, FLOAT32)
+
+    assert right([[4, 3, 2], [2, 0, 1]])
+    assert not right([[4, 3, 2], [2, 0, 1]], operator="cummax")
+    assert not right([[4, 3, 0], [2, 0, 1]])
+    assert not right([[4, 4, 2], [2, 0, 1]])
+    assert not right([[4, 3, 2], [2, 0, 3]])
+    assert not right([[4, 3, 5], [2, 0, 1]])
+    one = chosen(source, torch.tensor([2, 2]))
+    other = chosen(source, torch.tensor([1, 0]))
+    assert not difference(one, suite_ties.among_equals("kthvalue", one, other), None, FLOAT32)
+
+
+def test_gradients_may_go_to_another_of_equal_elements():
+    """Among equals they are in eager's order, whatever the program's was; to none that differs."""
+    source = torch.tensor([[2.0, 5.0, 5.0, 5.0]])
+    eager = chosen(source, torch.tensor([[1, 2]]), gradient=torch.tensor([[0.0, 3.0, 4.0, 0.0]]))
+
+    def right(*gradient):
+        got = chosen(source, torch.tensor([[3, 1]]), gradient=torch.tensor([gradient]))
+        named = suite_ties.among_equals("topk", eager, got)
+        return not difference(eager, named, None, FLOAT32)
+
+    assert right(0.0, 4.0, 0.0, 3.0)
+    assert not right(3.0, 4.0, 0.0, 0.0)
+    assert not right(0.0, 4.0, 4.0, 0.0)

@@ -83,6 +83,21 @@ for verify in (False, True):
 report["same numbers"] = numbers[0] == numbers[1]
 report["unchecked"] = program.verifier.verification.unchecked
 
+
+# Which of equal elements is named is a program's choice, but where it calls the operator.
+def chosen(x):
+    return (*x.topk(4, 0), *x.kthvalue(9, -1, True), *x.mode(0), *x.sort())
+
+
+equals = torch.randint(0, 4, (12, 30)).float()
+program = generate(chosen, [equals], options=VERIFIED)
+program.run(equals)
+report["choices"] = len(program.verifier.verification.checked)
+equals = torch.randint(0, 4, (2, 1100)).float()
+program = generate(lambda x: tuple(x.topk(300)), [equals], options=VERIFIED)
+program.run(equals)
+report["choices called"] = [fallback.operator for fallback in program.fallbacks]
+
 # Forward and backward.
 programs = []
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))

@@ -336,3 +336,25 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Any:
 def masked_scores(s: Tensor, m: Tensor) -> Any:
     causal = torch.ones(512, 512, dtype=torch.bool, device=s.device).tril()
     return torch.softmax((s / 8.0 + m).masked_fill(~causal, float("-inf")), -1)
+
+
+@graph((16384, 64))
+def router(a: Tensor) -> Any:
+    weights, experts = torch.softmax(a, -1).topk(8, -1)
+    return weights / weights.sum(-1, keepdim=True), experts
+
+
+@graph((32, 50257))
+def sampler(a: Tensor) -> Any:
+    logits, tokens = (a / 0.7).topk(50, -1)
+    return torch.softmax(logits, -1), tokens
+
+
+@graph((4096, 512))
+def kth_value(a: Tensor) -> Any:
+    return a - a.kthvalue(400, -1, keepdim=True).values
+
+
+@graph((4096, 1024))
+def argsort(a: Tensor) -> Any:
+    return a.argsort(dim=-1, stable=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the kernels of 44 graphs, and lets Inductor generate them too, without a GPU: writes
+"""Generates the kernels of graphs as models have them, and lets Inductor generate them too, without a GPU: writes
 docs/results/codegen-counts.json.
 
     python -m tools.codegen counts [NAME ...]
 
-A row has, for both, the launches and calls of operators of one run, and of each kernel its size
-hints, the dimensions without a mask (`full`), the types of its parameters, how many of these are
+A row has, for both, the launches of one run, calls of operators among them, and of each kernel its
+size hints, the dimensions without a mask (`full`), the types of its parameters, how many of these are
 not known to be multiples of 16, and how many are known to be 1. Where both launch kernels of the
 same sizes, what differs between these is named.
 
@@ -47,6 +47,11 @@ OTHER_PARAMETERS: Mapping[str, str] = {
         "what belongs to a group is computed again for its elements; Inductor stores some of it"
         " before"
     ),
+    "router": (
+        "the softmax stores its largest elements and their places; Inductor's stores all, and the"
+        " sum behind writes over what `topk` returned"
+    ),
+    "sampler": "Inductor's softmax writes over what `topk` returned",
     "rotary": "both halves are read where they are needed; Inductor joins them in memory before",
     "adamw": (
         "moments and parameters are changed where they are; Inductor reads and writes them as two"
@@ -102,7 +107,7 @@ def row_of(name: str) -> Row:
         "differs": differences(ours, theirs),
     }
     for side in (ours, theirs):
-        side["launches"] = len(side["kernels"])
+        side["launches"] = len(side["kernels"]) + side["calls"]
     if name in OTHER_PARAMETERS:
         row["parameters"] = OTHER_PARAMETERS[name]
     return row

@@ -7,7 +7,7 @@ close within op_db's own tolerance, or no further from a float64 reference than 
 torch is, by root mean square; `suite_sides` judges what is further once more, beside eager runs
 with inputs that are off by their last bit.  Sizes, dtype, device, strides where a dimension has
 more than one element, and aliasing are eager's: which outputs are inputs, and which tensors share
-memory.
+memory.  Which of equal elements `topk`, `kthvalue` and `mode` name is judged by `suite_ties`.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ from bundler.codegen.loops.data_types import (
     compute_type,
     data_type,
     elements_per_thread,
+    identity_of,
     loaded_text,
     stored_text,
 )
@@ -261,7 +262,7 @@ class BodyWriter:
                 return term.terms[:1]
             case "check_bounds" | "index_expr":
                 return term.terms
-            case "scan":
+            case "scan" | "sort":
                 return ()  # its elements are needed whatever mask its reader is behind
         return [item for item in term.terms if not _is_written_inside(item, term)]
 
@@ -328,6 +329,8 @@ class BodyWriter:
                 return self._checked(term, masks)
             case "scan":
                 return self._scanned(term)
+            case "sort":
+                return self._sorted(term)
         # A thread has to hold several neighbours for some conversions, which decides the block.
         if term.operator == "to_dtype":
             self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
@@ -358,6 +361,18 @@ class BodyWriter:
             )
             scope.values[key, ()] = result
         return results[int(place)]
+
+    def _sorted(self, term: Term) -> Value:
+        """Return the keys of a row in their order; lanes that do not count come last."""
+        (source,), (first,) = term.terms, term.details
+        value, reduced = self._value(source, ()), self._space.reduced
+        assert reduced is not None, "a sort in a kernel without rows"
+        self.num_reduction += 1
+        keys = f"tl.broadcast_to({value.text}, {self._shape.block_shape})"
+        for mask in self._shape.masks([reduced]):
+            last = constant_text(identity_of("min", term.dtype), term.dtype)
+            keys = f"tl.where({mask}, {keys}, {last})"
+        return self._line(term, (), Value(f"lib.sort({keys}, {first})", term.dtype))
 
     def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
         if not isinstance(argument, Term):
@@ -600,6 +615,9 @@ class BodyWriter:
         if loop.rows_each:
             domain = set(self._space.dimensions).difference(self._space.kept)
         active = sorted(self._shape.masks(domain))
+        if loop.first is not None:
+            assert self._space.reduced is not None
+            active.append(f"({self._space.reduced.prefix}index < {loop.first})")
         shape = self._shape.shape_of(domain)
         # Lanes that write one element with different values still need an address each.
         if self._dimensions_of(carrier) != domain:

@@ -25,7 +25,7 @@ from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
 from bundler.codegen.kernels.memory_traffic import gigabytes
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
-from bundler.codegen.loops.loop_terms import TermPool, loads_of
+from bundler.codegen.loops.loop_terms import SORT, TermPool, loads_of
 from bundler.codegen.loops.range_trees import Dimension, IterationSpace
 from bundler.codegen.loops.row_direction import runs_along
 from bundler.runtime.heuristics.block_limits import pow2_up
@@ -148,7 +148,7 @@ def write_kernel(
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
     rows_each = max(loop.rows_each for loop in group.loops)
-    held = True if rows_each else held
+    held = True if holds_rows(group) else held
     persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
@@ -218,12 +218,15 @@ def write_kernel(
     )
 
 
+def holds_rows(group: LoopGroup) -> bool:
+    """Whether a program has to hold whole rows: it sorts them, or also reduces across them."""
+    return any(loop.kind == SORT or loop.rows_each for loop in group.loops)
+
+
 def has_two_forms(text: KernelText) -> bool:
     """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
     may tell.
     """
-    if "rsplit_size" in text.facts:  # it holds its rows beside sums across them
-        return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
     limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
     return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)

@@ -26,6 +26,7 @@ from bundler.codegen.loops.loop_nodes import (
     Node,
     numel,
 )
+from bundler.codegen.loops.loop_terms import SORT
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.format.cached_properties import cached_property
 
@@ -251,7 +252,8 @@ def _can_be_mixed(one: LoopGroup, other: LoopGroup) -> bool:
     loops = (*one.loops, *other.loops)
     if not any(loop.rows_each for loop in loops):
         return True
-    return len(one.touched | other.touched) <= _MOST_BUFFERS_MIXED
+    sorts = any(loop.kind == SORT for loop in loops)
+    return not sorts and len(one.touched | other.touched) <= _MOST_BUFFERS_MIXED
 
 
 def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions]:
@@ -348,11 +350,11 @@ def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _
     ):
         return False
     loops = (*one.loops, *other.loops)
-    modes = {loop.buffer for loop in loops if loop.mode is not None}
+    modes = {loop.buffer for loop in loops if loop.mode is not None or loop.first is not None}
     if not modes:
         return True
-    # A scatter touches places that only values decide, so its buffer has no other writer and no
-    # reader in the kernel.
+    # A scatter touches places that only values decide, and behind the first elements of a row come
+    # those of the next, so the buffer has no other writer and no reader in the kernel.
     writers = Counter(loop.buffer for loop in loops)
     reads = {load[0] for loop in loops for load in loop.loads}
     return all(writers[name] == 1 for name in modes) and not reads & modes

@@ -377,9 +377,10 @@ class GraphBuilder:
         kind: str,
         sources: Sequence[LazyTensor],
         dim: int,
-        detail: Any,
-        results: Sequence[tuple[str, TensorLayout]],
+        made: Callable[[tuple[Term, ...]], Sequence[Term]],
+        layouts: Sequence[TensorLayout],
         origins: frozenset[str],
+        first: int | None = None,
     ) -> tuple[LazyTensor, ...]:
         """Give each element along a dimension what is made of several of its row.
 
@@ -387,9 +388,10 @@ class GraphBuilder:
             kind: one of `ALONG_ROWS`.
             sources: of equal sizes.
             dim: along which the rows run.
-            detail: the first detail of the terms.
-            results: for each result the dtype that it is computed in, and its layout.
+            made: returns a term for each result, of terms for the sources.
+            layouts: of the results.
             origins: names of the operators this comes from.
+            first: how many elements of each row are wanted; None for all.
         """
         sizes = sources[0].sizes
         kept = [number for number in range(len(sizes)) if number != dim]
@@ -400,8 +402,7 @@ class GraphBuilder:
         operands = tuple(self._simplified(source.at(names), ranges) for source in sources)
         from_sources = frozenset().union(*(source.origins for source in sources))
         found = []
-        for number, (dtype, layout) in enumerate(results):
-            term = self.pool.make(kind, operands, dtype, (detail, number))
+        for term, layout in zip(made(operands), layouts, strict=True):
             name = self.new_buffer(layout)
             index = [sympy.Integer(0) if s == 1 else v for v, s in zip(names, sizes, strict=True)]
             self.nodes.append(
@@ -415,6 +416,7 @@ class GraphBuilder:
                     kind,
                     sympy.expand(layout.index(index)),
                     origins=origins | from_sources,
+                    first=first,
                 )
             )
             found.append(self._of_buffer(name, origins))

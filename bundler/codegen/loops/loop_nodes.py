@@ -143,6 +143,7 @@ class Loop:
         rows_each: of a reduction across rows in a kernel of rows (`mixed_reductions`) how many rows
             a program reduces into one: it keeps the reduced variables, and `index` is over those
             and `PROGRAM`; else 0.
+        first: how many elements of each row are written, from the first on; None for all.
     """
 
     buffer: str
@@ -157,6 +158,7 @@ class Loop:
     mode: str | None = None
     origins: frozenset[str] = frozenset()
     rows_each: int = 0
+    first: int | None = None
 
     @property
     def is_reduction(self) -> bool:

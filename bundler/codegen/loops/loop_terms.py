@@ -14,6 +14,8 @@ computed of it is computed once::
                    asserted to be at least 0 and below the size
     scan           arguments: an element of the row for each operand, details (combination, place):
                    one result of combining all elements of the row up to this one
+    sort           arguments (key,), details (first,): the keys of the row, which are integers that
+                   differ, in their order; so many of the first are asked for
     argument       details (number,): an argument of a combination
     product        arguments: the loads of an element of each matrix, details (precision,): the sum of
                    their products along the reduced variable of the loop, `ieee` or `tf32`
@@ -37,10 +39,9 @@ from bundler.errors import UnsupportedOperator
 Argument = Union["Term", int, float, bool]
 # Buffer, index, and the symbols of the index that stand for values.
 Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
-SCAN = "scan"
-PRODUCT = "product"
+SCAN, SORT, PRODUCT = "scan", "sort", "product"
 #: Operators whose value at an element is made of other elements of its row.
-ALONG_ROWS = frozenset({SCAN})
+ALONG_ROWS = frozenset({SCAN, SORT})
 STRUCTURAL = frozenset(
     {"load", "index_expr", "constant", "masked", "check_bounds", "argument", PRODUCT, *ALONG_ROWS}
 )

@@ -18,6 +18,7 @@ from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variabl
 from bundler.codegen.loops.loop_nodes import Loop, numel
 from bundler.codegen.loops.loop_terms import Term, in_order
 from bundler.codegen.lowerings.indexing_lowerings import INDEXING
+from bundler.codegen.lowerings.masked_lowerings import MASKED
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.pointwise_lowerings import POINTWISE
 from bundler.codegen.lowerings.pooling_lowerings import POOLS
@@ -124,7 +125,7 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     for table in (POINTWISE, INDEXING, SCATTERING, products):
         if name in table:
             return (table[name](builder, call),)
-    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, RANDOM, POOLS):
+    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, MASKED, RANDOM, POOLS):
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)

@@ -53,16 +53,18 @@ def scanned(
     sources: Sequence[LazyTensor],
     dim: int,
     combine: Combine,
+    layouts: Sequence[TensorLayout] | None = None,
 ) -> tuple[LazyTensor, ...]:
     """Return for each source, at each element along a dimension, what all elements up to it combine
     to.
 
     Args:
         builder: of the program.
-        call: that is lowered; its results have the layouts.
+        call: that is lowered.
         sources: of equal sizes.
         dim: along which elements are combined.
         combine: an associative function of values that have the sources' dtypes.
+        layouts: of the results; None for those of the call.
     """
     sizes = sources[0].sizes
     if sizes[dim] == 1 or numel(sizes) == 0:
@@ -70,12 +72,20 @@ def scanned(
     carried = [_carried(source.dtype) for source in sources]
     function = _combination(builder.pool, [source.dtype for source in sources], carried, combine)
     wide = [cast(builder, source, dtype) for source, dtype in zip(sources, carried, strict=True)]
-    layouts = [layout for layout in call.results if layout is not None]
+    layouts = layouts or [layout for layout in call.results if layout is not None]
     pieces = _pieces(builder, call, sizes, dim)
     if pieces == 1:
-        results = list(zip(carried, layouts[: len(wide)], strict=True))
-        return builder.along_rows(SCAN, wide, dim, function, results, call.origins)
+        made = partial(_scans, builder.pool, function)
+        return builder.along_rows(SCAN, wide, dim, made, layouts[: len(wide)], call.origins)
     return _in_pieces(builder, call, wide, dim, function, pieces)
+
+
+def _scans(pool: TermPool, function: Combination, operands: tuple[Term, ...]) -> list[Term]:
+    """Return the results of a scan of elements of several rows."""
+    return [
+        pool.make(SCAN, operands, term.dtype, (function, number))
+        for number, term in enumerate(operands)
+    ]
 
 
 def _carried(dtype: str) -> str:
@@ -133,8 +143,9 @@ def _in_pieces(
 
     def scan(rows: Sequence[LazyTensor], dim: int) -> tuple[LazyTensor, ...]:
         cut = rows[0].sizes
-        results = [(kind, TensorLayout(kind, cut, contiguous_strides(cut))) for kind in dtypes]
-        return builder.along_rows(SCAN, rows, dim, function, results, call.origins)
+        layouts = [TensorLayout(kind, cut, contiguous_strides(cut)) for kind in dtypes]
+        made = partial(_scans, pool, function)
+        return builder.along_rows(SCAN, rows, dim, made, layouts, call.origins)
 
     parts = scan([_cut(builder, source, dim, count, length) for source in sources], dim + 1)
     ends = scan([_at_end(builder, part, dim + 1) for part in parts], dim)

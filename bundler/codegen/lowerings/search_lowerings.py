@@ -22,16 +22,17 @@ from bundler.codegen.lowerings.reduction_lowerings import Lowering, comparable, 
 _MOST_NARROW = 1 << 30
 
 
-def _found(
+def searched(
     builder: GraphBuilder,
     call: OperatorCall,
     boundaries: LazyTensor,
     values: LazyTensor,
+    result: str,
     *,
     right: bool,
 ) -> LazyTensor:
     """Return for each value its place among the boundaries of its row: how many are below it, or
-    where `right`, not above it.
+    where `right`, not above it; the result has the dtype `result`.
     """
     pool, order = builder.pool, call.arguments.get("sorter")
     count = boundaries.sizes[-1]
@@ -50,7 +51,7 @@ def _found(
         low, high = pool.constant(0, dtype), pool.constant(int(count), dtype)
         for _ in range(int(count).bit_length()):
             low, high = step(row, value, low, high)
-        return pool.cast(low, call.dtype)
+        return pool.cast(low, result)
 
     def step(row: Sequence[sympy.Expr], value: Term, low: Term, high: Term) -> tuple[Term, Term]:
         one, last = pool.constant(1, dtype), pool.constant(int(count) - 1, dtype)
@@ -73,8 +74,8 @@ def _found(
         )
 
     if count == 0:
-        return mapped(builder, values, call.dtype, lambda _: pool.constant(0, call.dtype))
-    return builder.lazy(values.sizes, call.dtype, place, call.origins | values.origins)
+        return mapped(builder, values, result, lambda _: pool.constant(0, result))
+    return builder.lazy(values.sizes, result, place, call.origins | values.origins)
 
 
 def _search(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -87,7 +88,7 @@ def _search(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if not (isinstance(values, LazyTensor) and isinstance(boundaries, LazyTensor)):
         raise call.refusal("a value that is no tensor")
     right = bool(arguments.get("right", False)) or arguments.get("side") == "right"
-    return _found(builder, call, boundaries, values, right=right)
+    return searched(builder, call, boundaries, values, call.dtype, right=right)
 
 
 SEARCHES: dict[str, Lowering] = {"bucketize": _search, "searchsorted": _search}
