@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, write_kernel
+from bundler.codegen.kernels.combination_text import write_combination
+from bundler.codegen.kernels.kernel_plan import LARGEST_NARROW, Bounded, tiled, write_kernel
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.loops.combination import combined
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
@@ -124,7 +126,13 @@ class _Scheduler:
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
         nodes = split(self._builder, _softmax_pairs(nodes))
-        groups = fused(nodes, self._buffers, self._graph.hints)
+        hints = self._graph.hints
+        groups = combined(
+            fused(nodes, self._buffers, hints),
+            self._buffers,
+            hints,
+            lambda group: len(tiled(group, hints)) == 1,
+        )
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
@@ -206,9 +214,15 @@ class _Scheduler:
             for n in group.touched
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
-        reused = _reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(
-            group,
+        reused: dict[str, str] = {}
+        for part in group.parts or (group,):
+            # A part must not write over what another one reads.
+            others = (other.touched for other in group.parts if other is not part)
+            own = dying.intersection(part.touched).difference(*others)
+            new = (written - removed - added).intersection(part.written)
+            reused |= _reusable(part, self._buffers, new, own)
+        text = (write_combination if group.parts else write_kernel)(
+            group.parts or group,
             self._builder.pool,
             self._buffers,
             removed,
@@ -227,11 +241,7 @@ class _Scheduler:
             elif name not in self._made:
                 self._allocate(name)
         arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
-        sizes = {
-            f"{prefix}numel": size_text(size)
-            for prefix, size in text.dimensions
-            if not prefix.startswith("r")
-        }
+        sizes = {name: size_text(size) for name, size in text.grid_sizes.items()}
         self._steps.append(Launch(kernel.name, arguments, sizes))
 
     def _memory(self, name: str) -> str:

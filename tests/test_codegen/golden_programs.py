@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eleven functions whose kernels a reader can follow; their texts lie in `golden/`.
+"""Twelve functions whose kernels a reader can follow; their texts lie in `golden/`.
 
 `python golden_programs.py` writes the texts anew, to be read before they are committed.
 """
@@ -33,6 +33,10 @@ PROGRAMS = {
     "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
     "dropout": (lambda a: torch.ops.aten.native_dropout(a, 0.25, True), (full(1000),)),
     "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
+    "lists": (
+        lambda *given: torch._foreach_norm(given),
+        (full(3000), full(40), full(5, 8), full(40)),
+    ),
 }
 
 

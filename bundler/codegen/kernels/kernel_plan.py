@@ -2,13 +2,14 @@
 """`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its
 heuristic need to know.
 
-It decides dimensions and tiling (`_tiled`), whether rows are held whole, which masks are constant
+It decides dimensions and tiling (`tiled`), whether rows are held whole, which masks are constant
 and how wide indices are; `kernel_body` writes the lines. `schedule` calls it for each group,
 `module_text` puts the function into a module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +47,7 @@ _GRID_AXES = {"x": 0, "y": 1, "z": 2}
 # Rows of these lengths are offered to the tuner as blocks that hold them whole, though the kernel
 # loops over rows, where looping reads at least so many times as much memory.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
+_GRID_SIZE = re.compile(r"[xyz]numel(?:_[0-9]+)?")
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
 # A dimension of one element gains nothing by a block of its own.
@@ -80,6 +82,7 @@ class KernelText:
             says nothing.
         elements: how many neighbouring elements a thread has to hold.
         functions: texts of functions that the body calls.
+        parts: the kernels that a combination runs side by side, each once; else none.
     """
 
     kind: str
@@ -100,6 +103,17 @@ class KernelText:
     examples: tuple[Any, ...] = ()
     elements: int = 1
     functions: tuple[str, ...] = ()
+    parts: tuple[KernelText, ...] = ()
+
+    @property
+    def grid_sizes(self) -> dict[str, sympy.Expr]:
+        """The sizes that the grid is made of, by the names of their parameters."""
+        # A program takes whole rows, so the grid has no axis for the reduced dimension.
+        return {
+            p.name: p.outer
+            for p in self.parameters
+            if _GRID_SIZE.fullmatch(p.name) and not isinstance(p.outer, str)
+        }
 
 
 def write_kernel(
@@ -128,7 +142,7 @@ def write_kernel(
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
-    dimensions = group.dimensions if reduces else _tiled(group, size_hints)
+    dimensions = group.dimensions if reduces else tiled(group, size_hints)
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
@@ -344,7 +358,7 @@ def _program(dimension: Dimension, shape: KernelShape) -> str:
     return f"{text}.to(tl.int64)" if shape.wide else text
 
 
-def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
+def tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
     """Return the dimensions of a pointwise kernel that suit the addresses through which most
     elements go.
 
