@@ -222,7 +222,7 @@ class _Scheduler:
             new = (written - removed - added).intersection(part.written)
             reused |= _reusable(part, self._buffers, new, own)
         text = (write_combination if group.parts else write_kernel)(
-            group.parts or group,
+            group,
             self._builder.pool,
             self._buffers,
             removed,

@@ -51,7 +51,7 @@ _ORDER = ("in_out_ptr", "in_ptr", "out_ptr", "in_number", "ks", "load_seed_offse
 
 
 def write_combination(
-    parts: Sequence[LoopGroup],
+    group: LoopGroup,
     pool: TermPool,
     buffers: Mapping[str, Buffer],
     removed: frozenset[str],
@@ -61,12 +61,12 @@ def write_combination(
     *,
     asserted: bool = True,
 ) -> KernelText:
-    """Return the kernel of several groups, each of elements along one dimension, or of rows, whose
+    """Return the kernel of a group's parts, each of elements along one dimension, or of rows, whose
     sizes are known; arguments as `write_kernel` has them.
     """
     # Equal kernels together, by all that their modules say.
     alike: dict[str, list[KernelText]] = {}
-    for part in parts:
+    for part in group.parts:
         text = write_kernel(
             part, pool, buffers, removed, reused, size_hints, bounded, asserted=asserted
         )

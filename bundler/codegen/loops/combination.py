@@ -89,7 +89,8 @@ def _levels(groups: Sequence[LoopGroup], waiting: Sequence[set[int]]) -> list[tu
     results do not wait in memory for it.  A level is the length of the longest chain of groups of
     the stretch that lead to one, so groups of one level do not wait for each other.
     """
-    stretch, found = 0, {}
+    stretch = 0
+    found: dict[int, tuple[int, int]] = {}
     for number, group in enumerate(groups):
         if is_extern(group):
             stretch += 1
@@ -134,12 +135,13 @@ def _likeness(group: LoopGroup) -> object:
 
 
 def _fits(parts: Sequence[LoopGroup]) -> bool:
-    # Each part has its number of elements as an argument, too.
-    arguments = len(parts) + len(frozenset().union(*(part.touched for part in parts)))
+    kinds = len({_likeness(part) for part in parts})
+    # Of each kind a launch is told the length, and how many there are.
+    arguments = 2 * kinds + len(frozenset().union(*(part.touched for part in parts)))
     return (
         sum(map(_elements, parts)) <= _MOST_ELEMENTS
         and arguments <= _MOST_ARGUMENTS
-        and len({_likeness(part) for part in parts}) <= _MOST_KINDS
+        and kinds <= _MOST_KINDS
     )
 
 
