@@ -488,6 +488,13 @@ def complex_rotary(x, angles):
     return torch.view_as_real(turned).flatten(2)
 
 
+@case(lambda: (seeded(1), seeded(1), seeded(1)), kernels=1)
+def a_few_numbers(a, b, c):
+    """Parts of a list by their places, one of which is beyond it; sums and extremes of it."""
+    few = torch.cat([a, b * 2, c])
+    return F.pad(few, (1, 1))[4] + few[1], few.sum(), few.amax(0, keepdim=True), few.amin()
+
+
 @case(lambda: (seeded(20), seeded(7, 3), positive(20), positive(7, 3)))
 def lists(a, b, c, d):
     one, other = [a, b], [c, d]

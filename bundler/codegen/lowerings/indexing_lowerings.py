@@ -87,7 +87,9 @@ def _concatenated(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     def at(indices: Indices) -> Term:
         place = indices[dim]
         if place.is_Integer and all(end.is_Integer for end in ends):
-            return element(next(n for n, end in enumerate(ends) if place < end), indices)
+            # A place beyond the end is behind a mask of who asks.
+            number = next((n for n, end in enumerate(ends) if place < end), len(ends) - 1)
+            return element(number, indices)
         # A chain of choices from the last tensor to the first: only the ends need comparing. Each
         # part has its mask as well, so that no lane loads outside of a tensor.
         result = part(len(tensors) - 1, indices)
