@@ -18,6 +18,7 @@ from bundler.compile.compile_job import Job, SourceRef
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
 from bundler.runtime import heuristics
+from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
     Device,
     Facts,
@@ -27,10 +28,11 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     TileHint,
 )
+from bundler.runtime.heuristics.launch_grids import combined_parts, open_grid
 from bundler.runtime.heuristics.product_rules import Operands
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.tuning.benchmark import CudaClock
-from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.multi_kernel import (
     MultiKernel,
     MultiKernelRecords,
@@ -107,6 +109,35 @@ def heuristic(
     return decorate
 
 
+def combination(
+    *parts: Meta, triton_meta: Meta, inductor_meta: Meta
+) -> Callable[[Any], ModuleKernel]:
+    """Say what is known of a kernel that computes several things side by side.
+
+    Args:
+        *parts: of each part its `kind`, and what `heuristic` is told of such a kernel, counts
+            among it.
+        triton_meta, inductor_meta: as `heuristic` has them, of the whole.
+    """
+    found = tuple(map(_part, parts))
+
+    def decorate(fn: Any) -> ModuleKernel:
+        reduces = any(part.kind != "pointwise" for part in found)
+        kind: HeuristicKind = "reduction" if reduces else "pointwise"
+        return ModuleKernel(
+            fn, kind, {}, Facts(), dict(triton_meta), dict(inductor_meta), parts=found
+        )
+
+    return decorate
+
+
+def _part(known: Meta) -> SubKernel:
+    facts = dict(known)
+    kind, hints = facts.pop("kind"), facts.pop("size_hints")
+    reduction_hint = ReductionHint[facts.pop("reduction_hint", "DEFAULT")]
+    return SubKernel(kind, hints, Facts(**facts, max_xblock=_LARGEST_X), reduction_hint)
+
+
 @dataclass(eq=False)
 class ModuleKernel:
     """A kernel of a generated module.
@@ -119,6 +150,7 @@ class ModuleKernel:
         triton_meta, inductor_meta: as its module has them.
         tile_hint, reduction_hint: names of the heuristics' hints.
         operands: what a product multiplies.
+        parts: of a combination, what is known of each.
     """
 
     fn: Any
@@ -130,6 +162,7 @@ class ModuleKernel:
     tile_hint: str | None = None
     reduction_hint: str | None = None
     operands: Operands | None = None
+    parts: tuple[SubKernel, ...] = ()
     # By the number of the device; None stands for the interpreter.
     _made: dict[int | None, HeuristicKernel] = field(default_factory=dict, repr=False)
     # By the number of the device and the names of the others.
@@ -177,6 +210,13 @@ class ModuleKernel:
             "grid": self.inductor_meta["grid_type"],
             "source": source,
         }
+        if self.parts:
+            grid = open_grid(launch.pop("grid"), combined_parts(self.triton_meta["signature"]))
+            plan = combo_plan(self.parts, setting)
+            # Each candidate of a part is a compile of all parts, so they are tried where asked for.
+            tried = plan if setting.policy.max_autotune else None
+            found = Candidates(self.kind, (plan.base,), setting, combo=tried)
+            return HeuristicKernel(self.fn, found, grid, **launch)
         if setting.policy.max_autotune:
             # All of a kind lack some that its sizes suggest.
             launch["first"] = self.on(device, Policy()).configs
@@ -189,10 +229,10 @@ class ModuleKernel:
         decorator = (
             heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
         )
-        found = decorator(
+        decorated = decorator(
             self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch
         )
-        return found(self.fn)
+        return decorated(self.fn)
 
     def run(self, *args: Any) -> None:
         """Launch on the current device, tuned at the first call; in Triton's interpreter run the

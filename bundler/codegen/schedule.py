@@ -10,21 +10,25 @@ The maximum and the sum of a softmax over long rows become two reductions of one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 import sympy
 
+from bundler.codegen.kernels.combination_text import write_combination
 from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
+    KernelText,
     has_two_forms,
     holds_rows,
+    tiled,
     write_kernel,
 )
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.loops.combination import combined
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
@@ -140,8 +144,14 @@ class _Scheduler:
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
-        nodes = split(self._builder, _softmax_pairs(nodes, self._graph.hints), self._graph.hints)
-        groups = fused(nodes, self._buffers, self._graph.hints)
+        hints = self._graph.hints
+        nodes = split(self._builder, _softmax_pairs(nodes, hints), hints)
+        groups = combined(
+            fused(nodes, self._buffers, hints),
+            self._buffers,
+            hints,
+            lambda group: len(tiled(group, hints)) == 1,
+        )
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
@@ -228,9 +238,15 @@ class _Scheduler:
             for n in group.touched
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
-        reused = _reusable(group, self._buffers, written - removed - added, dying)
+        reused: dict[str, str] = {}
+        for part in group.parts or (group,):
+            # A part must not write over what another one reads.
+            others = (other.touched for other in group.parts if other is not part)
+            own = dying.intersection(part.touched).difference(*others)
+            new = (written - removed - added).intersection(part.written)
+            reused |= _reusable(part, self._buffers, new, own)
         write = partial(
-            write_kernel if group.product is None else write_product,
+            _writer_of(group),
             group,
             self._builder.pool,
             self._buffers,
@@ -254,11 +270,7 @@ class _Scheduler:
             elif name not in self._made:
                 self._allocate(name)
         arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
-        sizes = {
-            f"{prefix}numel": size_text(size)
-            for prefix, size in text.dimensions
-            if not prefix.startswith("r")
-        }
+        sizes = {name: size_text(size) for name, size in text.grid_sizes.items()}
         self._steps.append(Launch(kernel.name, arguments, sizes))
 
     def _memory(self, name: str) -> str:
@@ -375,6 +387,12 @@ class _Scheduler:
 def _order(name: str) -> tuple[int, str]:
     digits = name.lstrip("abcdefghijklmnopqrstuvwxyz")
     return (int(digits) if digits.isdigit() else 0, name)
+
+
+def _writer_of(group: LoopGroup) -> Callable[..., KernelText]:
+    if group.parts:
+        return write_combination
+    return write_kernel if group.product is None else write_product
 
 
 def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:

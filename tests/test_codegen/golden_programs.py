@@ -38,6 +38,10 @@ PROGRAMS = {
         (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), (512, 256), (512,), (100, 512))),),
     ),
     "scores": (lambda q, k: q @ k.transpose(1, 2) * 0.125, (full(6, 128, 64), full(6, 50, 64))),
+    "lists": (
+        lambda *given: torch._foreach_norm(given),
+        (full(3000), full(40), full(5, 8), full(40)),
+    ),
 }
 # Whose products are kernels.
 TEMPLATES = {"linear_gate", "scores"}

@@ -258,7 +258,7 @@ def one_value_in_rows(a, b, c):
     return (spread >= b).any(1), a.expand(3) != a, F.pad(c, (1, 0))[:3] + (spread * b).sum(1)
 
 
-@case(lambda: (seeded(), seeded(0, 3)), kernels=3)
+@case(lambda: (seeded(), seeded(0, 3)), kernels=1)
 def variances_of_little(a, b):
     return torch.var_mean(a), a.var(correction=0), b.var(0), b.mean(0)
 

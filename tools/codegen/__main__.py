@@ -11,7 +11,7 @@ from tools.shared import programs
 
 PROGRAMS = {
     "counts": (
-        "kernels of 44 graphs beside those that Inductor generates for the same graphs, without"
+        "kernels of 47 graphs beside those that Inductor generates for the same graphs, without"
         " a GPU"
     ),
     "bench": (

@@ -38,7 +38,7 @@ from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.program.device_tensors import item_bytes, span
 from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import GRAPHS, filled
+from tools.codegen.compared_graphs import GRAPHS, STEPS, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -193,7 +193,7 @@ def _results(run: Callable[..., Any], name: str) -> list[torch.Tensor]:
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(run(*given))  # noqa: SLF001
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + (
-        given if name == "adamw" else []
+        given if name in STEPS else []
     )
 
 
@@ -204,7 +204,7 @@ def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
     wide = [one.double() if one.is_floating_point() else one for one in filled(name, DEVICE, SEED)]
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*wide))  # noqa: SLF001
-    exact = [*leaves, *(wide if name == "adamw" else [])]
+    exact = [*leaves, *(wide if name in STEPS else [])]
     return {
         side: max(
             distance(one, other.to(one.dtype)) for one, other in zip(found, exact, strict=True)

@@ -17,6 +17,10 @@ from torch import Tensor
 
 Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
+#: Graphs that change their inputs: steps of optimizers.
+STEPS = frozenset({"adamw", "adamw_list"})
+# A list of tensors of mixed sizes, as the parameters of a small model.
+_LIST = ((256, 1024), (1024,), (1024, 512), (512,), (300, 70)) * 12
 
 
 def graph(
@@ -65,7 +69,7 @@ def filled(name: str, device: str, seed: int = 0) -> list[torch.Tensor]:
                 given.shape, generator=generator, device=device, dtype=torch.float32
             ).to(given.dtype)
             # Second moments are not negative.
-            found.append(numbers.abs() if name == "adamw" else numbers)
+            found.append(numbers.abs() if name in STEPS else numbers)
         elif given.dtype is torch.int64:
             found.append(given.to(device))
         else:
@@ -330,6 +334,30 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Any:
     v.mul_(0.999).addcmul_(g, g, value=0.001)
     p.addcdiv_(m, (v / 0.002).sqrt() + 1e-8, value=-0.001)
     return p
+
+
+@graph(*_LIST * 4)
+def adamw_list(*given: Tensor) -> Any:
+    p, g, m, v = (given[n : n + len(_LIST)] for n in range(0, len(given), len(_LIST)))
+    torch._foreach_mul_(p, 1 - 0.01 * 0.001)  # what torch's optimizers call
+    torch._foreach_lerp_(m, g, 0.1)
+    torch._foreach_mul_(v, 0.999)
+    torch._foreach_addcmul_(v, g, g, 0.001)
+    roots = torch._foreach_sqrt(torch._foreach_div(v, 0.002))  # noqa: SLF001
+    torch._foreach_addcdiv_(p, m, torch._foreach_add(roots, 1e-8), -0.001)  # noqa: SLF001
+    return p
+
+
+@graph((1024, 1024), (1024,), (4096, 1024), (300,))
+def clipped_gradients(*given: Tensor) -> Any:
+    total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given)))  # noqa: SLF001
+    scale = (1.0 / (total + 1e-6)).clamp(max=1.0)
+    return total, *torch._foreach_mul(given, scale)  # noqa: SLF001
+
+
+@graph(*_LIST)
+def norms_of_list(*given: Tensor) -> Any:
+    return torch._foreach_norm(given)  # noqa: SLF001
 
 
 @graph((4, 16, 512, 512), (4, 1, 1, 512))

@@ -38,7 +38,7 @@ def arrays(name: str, plan: ProgramPlan) -> list[Array]:
         shape = tuple(int(size) for size in given.spec.sizes)
         numbers = np.resize(_numbers(chance, given.spec.dtype), int(np.prod(shape))).reshape(shape)
         # Second moments are not negative.
-        found.append(np.abs(numbers) if name == "adamw" else numbers)
+        found.append(np.abs(numbers) if name.startswith("adamw") else numbers)
     return found
 
 

@@ -2,10 +2,11 @@
 """The cases of `suites`: `listed` names them all, and `Samples` makes the inputs of one, as small
 as torch's lists have them.  Imports torch.
 
-A case is an operator of `op_db`, or a module of `module_db`, in a dtype, one of the samples that
-the list has for it, and a mode: `plain`, `sliced`, `transposed` and `dynamic` are generated and
-run, `compiled`, `compiled-dynamic` and `inplace` go through torch.compile, and so does `compiled-
-graphs`, on a GPU alone, whose judged call is a CUDA graph's.  Its name is all of that.
+A case is an operator of `op_db`, those on lists of tensors included, or a module of `module_db`, in
+a dtype, one of the samples that the list has for it, and a mode: `plain`, `sliced`, `transposed` and
+`dynamic` are generated and run, `compiled`, `compiled-dynamic` and `inplace` go through
+torch.compile, and so does `compiled-graphs`, on a GPU alone, whose judged call is a CUDA graph's.
+Its name is all of that.
 """
 
 from __future__ import annotations
@@ -21,12 +22,28 @@ from typing import Any, NamedTuple
 import torch
 from torch.testing._comparison import default_tolerances
 from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_methods_invocations import (
+    foreach_binary_op_db,
+    foreach_other_op_db,
+    foreach_pointwise_op_db,
+    foreach_reduce_op_db,
+    foreach_unary_op_db,
+    op_db,
+)
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tools.codegen.suite_judge import Tolerance
 
+# Operators on one tensor, and on lists of tensors (`_foreach_add`), which have lists of their own.
+OPERATORS = (
+    *op_db,
+    *foreach_unary_op_db,
+    *foreach_binary_op_db,
+    *foreach_pointwise_op_db,
+    *foreach_reduce_op_db,
+    *foreach_other_op_db,
+)
 DTYPES = ("float32", "bfloat16", "int64", "bool", "complex64")
 # What is done with an operator's samples, by dtype: first the modes of the first sample, then those
 # of the second, and so on.
@@ -96,7 +113,7 @@ def listed(device: str) -> tuple[list[Case], dict[str, str]]:
     kind = torch.device(device).type
     cases, skipped = [], {}
     graphs = ("compiled-graphs",) if kind == "cuda" else ()
-    for info in op_db:
+    for info in OPERATORS:
         dtypes = [name for name in DTYPES if getattr(torch, name) in info.supported_dtypes(kind)]
         if not dtypes:
             skipped[f"op_db/{info.full_name}"] = f"takes none of {', '.join(DTYPES)} on {kind}"
@@ -157,7 +174,7 @@ def _make_drawn_numbers_plain() -> None:
 
 @functools.cache
 def _operators() -> dict[str, Any]:
-    return {info.full_name: info for info in op_db}
+    return {info.full_name: info for info in OPERATORS}
 
 
 def _operator_call(case: Case, device: str) -> Call | None:

@@ -2,13 +2,14 @@
 """`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its
 heuristic need to know.
 
-It decides dimensions and tiling (`_tiled`), whether rows are held whole, which masks are constant
+It decides dimensions and tiling (`tiled`), whether rows are held whole, which masks are constant
 and how wide indices are; `kernel_body` writes the lines. `schedule` calls it for each group,
 `module_text` puts the function into a module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,6 +56,7 @@ _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 # What a program loads ahead of the rows that it computes lies in shared memory, of which every GPU
 # has more than so much; heuristics have at most so many stages.
 _SHARED_BYTES, _MOST_STAGES = 49152, 3
+_GRID_SIZE = re.compile(r"[xyz]numel(?:_[0-9]+)?")
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
 # A dimension of one element gains nothing by a block of its own.
@@ -90,6 +92,7 @@ class KernelText:
         elements: how many neighbouring elements a thread has to hold.
         functions: texts of functions that the body calls.
         gigabytes: how much memory a launch moves, for the example's sizes.
+        parts: the kernels that a combination runs side by side, each once; else none.
     """
 
     kind: str
@@ -111,6 +114,17 @@ class KernelText:
     elements: int = 1
     functions: tuple[str, ...] = ()
     gigabytes: float = 0.0
+    parts: tuple[KernelText, ...] = ()
+
+    @property
+    def grid_sizes(self) -> dict[str, sympy.Expr]:
+        """The sizes that the grid is made of, by the names of their parameters."""
+        # A program takes whole rows, so the grid has no axis for the reduced dimension.
+        return {
+            p.name: p.outer
+            for p in self.parameters
+            if _GRID_SIZE.fullmatch(p.name) and not isinstance(p.outer, str)
+        }
 
 
 def write_kernel(
@@ -143,7 +157,7 @@ def write_kernel(
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
-    dimensions = group.dimensions if reduces else _tiled(group, size_hints)
+    dimensions = group.dimensions if reduces else tiled(group, size_hints)
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
@@ -227,6 +241,8 @@ def has_two_forms(text: KernelText) -> bool:
     """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
     may tell.
     """
+    if text.kind == "product":
+        return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
     limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
     return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
@@ -427,7 +443,7 @@ def _program(dimension: Dimension, shape: KernelShape) -> str:
     return f"{text}.to(tl.int64)" if shape.wide else text
 
 
-def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
+def tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
     """Return the dimensions of a pointwise kernel that suit the addresses through which most
     elements go.
 

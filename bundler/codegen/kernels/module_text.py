@@ -27,7 +27,12 @@ _CATEGORIES = {
     "product": "mm",
 }
 _WITH_ROWS = frozenset({"reduction", "persistent_reduction"})
-_GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
+_GRIDS = {
+    ("xnumel",): "Grid1D",
+    ("ynumel", "xnumel"): "Grid2DWithYZOverflow",
+    ("znumel", "ynumel", "xnumel"): "Grid3D",
+}
+_COMBINED = "SequentialFlattenComboKernelGrid"
 _LONGEST_NAME = 120
 _HARNESS_IMPORT = (
     "from bundler.codegen.module_benchmarks import candidate_times, random_arguments, report\n"
@@ -38,7 +43,7 @@ from triton.language import math as tl_math
 from triton.language.extra import libdevice
 
 from bundler.codegen import lib
-from bundler.codegen.module_decorators import heuristic
+from bundler.codegen.module_decorators import {}
 """
 
 
@@ -116,35 +121,51 @@ def _passed(parameter: KernelParameter) -> tuple[str, str]:
 def kernel_name(text: KernelText, number: int) -> str:
     """Return `triton_<category>_fused_<operators>_<number>`."""
     fused = "_".join(text.origins)[:_LONGEST_NAME] or "nothing"
-    return f"triton_{_CATEGORIES[text.kind]}_fused_{fused}_{number}"
+    category = "for" if text.parts else _CATEGORIES[text.kind]
+    return f"triton_{category}_fused_{fused}_{number}"
 
 
 def module_text(text: KernelText, policy: Mapping[str, bool]) -> str:
     """Return the source of a module, with placeholders for the kernel's name and its gigabytes."""
     parameters = [*map(_declared, text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
-    metadata = {
+    arguments = "".join(f"    {line},\n" for line in _metadata(text, policy))
+    body = "".join(f"    {line}\n" for line in text.body)
+    functions = "".join(f"\n\n{function}" for function in text.functions)
+    decorator = "combination" if text.parts else "heuristic"
+    return (
+        f"{_IMPORTS.format(decorator)}{functions}\n\n"
+        f"# {', '.join(text.origins) or 'copy'}\n"
+        f"@{decorator}(\n{arguments})\n"
+        f"@triton.jit{_unspecialized(text)}\n"
+        f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
+    )
+
+
+def _metadata(text: KernelText, policy: Mapping[str, bool]) -> list[str]:
+    """Return the arguments of the decorator; a combination's begin with what is known of each
+    part.
+    """
+    kernel = {"triton_meta": triton_meta(text), "inductor_meta": {**inductor_meta(text), **policy}}
+    if text.parts:
+        parts = [repr({"kind": part.kind, **_known(part, part.counts)}) for part in text.parts]
+        return [*parts, *(f"{name}={value!r}" for name, value in kernel.items())]
+    known = _known(text, kernel)
+    return [repr(text.kind), *(f"{name}={value!r}" for name, value in known.items())]
+
+
+def _known(text: KernelText, kernel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what heuristics are told of a kernel, or a part, with `kernel` in the midst of it."""
+    facts = {
         "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
         "tile_hint": _tile_hint(text),
         "reduction_hint": text.reduction_hint if text.kind in _WITH_ROWS else None,
-        "triton_meta": triton_meta(text),
-        "inductor_meta": {**inductor_meta(text), **policy},
+        **kernel,
         **text.facts,
         "min_elem_per_thread": (
             text.elements if text.kind == "pointwise" and text.elements > 1 else None
         ),
     }
-    arguments = "".join(
-        f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None
-    )
-    body = "".join(f"    {line}\n" for line in text.body)
-    functions = "".join(f"\n\n{function}" for function in text.functions)
-    return (
-        f"{_IMPORTS}{functions}\n\n"
-        f"# {', '.join(text.origins) or 'copy'}\n"
-        f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
-        f"@triton.jit{_unspecialized(text)}\n"
-        f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
-    )
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _declared(parameter: KernelParameter) -> str:
@@ -216,19 +237,20 @@ def _is_one(parameter: KernelParameter) -> bool:
     return parameter.fixed and not isinstance(parameter.outer, str) and parameter.outer == 1
 
 
-def _grid_type(text: KernelText, kept: tuple[str, ...]) -> str:
-    """Return the name of a kernel's grid over dimensions of which a program takes a part each."""
+def _grid_type(text: KernelText) -> str:
+    if text.parts:
+        return _COMBINED
     if text.kind == "product":
         return PRODUCT_GRID
-    return "MixOrderReductionGrid" if "rsplit_size" in text.facts else _GRIDS[kept]
+    if "rsplit_size" in text.facts:
+        return "MixOrderReductionGrid"
+    return _GRIDS[tuple(text.grid_sizes)]
 
 
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:
     """Return what heuristics and launches are told."""
-    # A program takes whole rows, so the grid has no axis for the reduced dimension.
-    kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
     return {
-        "grid_type": _grid_type(text, kept),
+        "grid_type": _grid_type(text),
         "kernel_name": _PLACEHOLDER,
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,

@@ -40,6 +40,7 @@ _MOST_LOOPS = 64
 _MOST_BUFFERS_MIXED = 12
 # What a buffer counts as whose size has no example.
 _UNKNOWN_SIZE = 8192
+ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: frozenset[sympy.Expr] = frozenset()
 
 
@@ -49,11 +50,13 @@ class LoopGroup:
 
     Attributes:
         nodes: in the order of the program.
-        dimensions: (prefix, numel) of the kernel; empty for an extern call.
+        dimensions: (prefix, numel) of the kernel; empty for an extern call, and for several parts.
+        parts: groups that one kernel computes side by side, as `combination` chose them; else none.
     """
 
     nodes: tuple[Node, ...]
     dimensions: _Dimensions
+    parts: tuple[LoopGroup, ...] = ()
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -114,7 +117,7 @@ class _Fusion:
     ) -> None:
         self._buffers, self._hints = buffers, hints
         self._place = {id(node): number for number, node in enumerate(nodes)}
-        self._order = _GroupOrder(_dependencies(nodes, buffers))
+        self._order = _GroupOrder(dependencies(nodes, buffers))
         self._groups = [
             LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes
         ]
@@ -163,10 +166,13 @@ class _Fusion:
             for number in numbers:
                 alike.setdefault((name, self._groups[number].dimensions), []).append(number)
         scored = []
+        apart = self._gathering()
         # Neighbours among the users of a buffer, and among those of equal dimensions, are enough:
         # what they become meets the next one in the next round.
         for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
             one, other = self._groups[a], self._groups[b]
+            if (a, b) in apart or (b, a) in apart:
+                continue
             if (one, other) not in self._fusions:
                 self._fusions[one, other] = self._together(one, other)
             found = self._fusions[one, other]
@@ -182,6 +188,26 @@ class _Fusion:
             scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
         scored.sort(key=lambda row: row[:-1])
         return [(a, b, group) for *_, a, b, group in scored]
+
+    def _gathering(self) -> set[tuple[int, int]]:
+        """Return pairs that stay apart: a reduction of one row, and who needs results of such rows
+        of unlike lengths for its elements, as who clips gradients by the norm of all.
+
+        In one kernel the reduction would wait for the others, with which it can share a launch.
+        """
+        writers = {
+            name: number
+            for number, group in enumerate(self._groups)
+            if group.dimensions[:1] == ONE_ROW and group.dimensions[1:]
+            for name in group.written
+        }
+        found = set()
+        for number, group in enumerate(self._groups):
+            rows = {writers[name] for name in group.touched.intersection(writers)}
+            lengths = {self._groups[row].dimensions[1][1] for row in rows}
+            if len(group.dimensions) == 1 and len(lengths) > 1:
+                found |= {(row, number) for row in rows if all(n.is_Integer for n in lengths)}
+        return found
 
     def _siblings(
         self, users: Mapping[str, Sequence[int]]
@@ -430,26 +456,32 @@ class _GroupOrder:
         """Return groups, which are all, so that each comes behind those it waits for, else as the
         program has them.
         """
-        waiting = {number: self._waited(number) for number in groups}
-        followers: dict[int, list[int]] = {}
-        for number, waited in waiting.items():
-            for before in waited:
-                followers.setdefault(before, []).append(number)
-        ready = [number for number, waited in waiting.items() if not waited]
-        heapify(ready)
-        order = []
-        while ready:
-            number = heappop(ready)
-            order.append(number)
-            for follower in followers.get(number, ()):
-                waiting[follower].discard(number)
-                if not waiting[follower]:
-                    heappush(ready, follower)
-        assert len(order) == len(waiting), "groups that wait for each other were never fused"
-        return order
+        return in_order({number: self._waited(number) for number in groups})
 
 
-def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[set[int]]:
+def in_order(waiting: dict[int, set[int]]) -> list[int]:
+    """Return numbers so that each comes behind those it waits for, else the smallest first; empties
+    the sets.
+    """
+    followers: dict[int, list[int]] = {}
+    for number, waited in waiting.items():
+        for before in waited:
+            followers.setdefault(before, []).append(number)
+    ready = [number for number, waited in waiting.items() if not waited]
+    heapify(ready)
+    order = []
+    while ready:
+        number = heappop(ready)
+        order.append(number)
+        for follower in followers.get(number, ()):
+            waiting[follower].discard(number)
+            if not waiting[follower]:
+                heappush(ready, follower)
+    assert len(order) == len(waiting), "groups that wait for each other were never put together"
+    return order
+
+
+def dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[set[int]]:
     """Return for each node those before it that it has to wait for: writers of what it touches,
     readers of what it writes.
 

@@ -69,17 +69,27 @@ def _concatenated(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     for tensor in tensors:
         ends.append((ends[-1] if ends else sympy.Integer(0)) + tensor.sizes[dim])
 
-    def part(number: int, indices: Indices) -> Term:
+    def element(number: int, indices: Indices) -> Term:
         start = ends[number - 1] if number else sympy.Integer(0)
         shifted = tuple(index - start if n == dim else index for n, index in enumerate(indices))
-        last = number == len(tensors) - 1
+        return pool.cast(tensors[number].at(shifted), dtype)
+
+    def part(number: int, indices: Indices) -> Term:
         mask = inside(
-            builder, indices[dim], start if number else None, None if last else ends[number]
+            builder,
+            indices[dim],
+            ends[number - 1] if number else None,
+            None if number == len(tensors) - 1 else ends[number],
         )
-        body = pool.cast(tensors[number].at(shifted), dtype)
+        body = element(number, indices)
         return body if mask is None else pool.masked(mask, body, 0)
 
     def at(indices: Indices) -> Term:
+        place = indices[dim]
+        if place.is_Integer and all(end.is_Integer for end in ends):
+            # A place beyond the end is behind a mask of who asks.
+            number = next((n for n, end in enumerate(ends) if place < end), len(ends) - 1)
+            return element(number, indices)
         # A chain of choices from the last tensor to the first: only the ends need comparing. Each
         # part has its mask as well, so that no lane loads outside of a tensor.
         result = part(len(tensors) - 1, indices)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
-from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor
+import sympy
+
+from bundler.codegen.loops.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loops.loop_nodes import numel
 from bundler.codegen.loops.loop_terms import Term
 from bundler.codegen.lowerings.operator_calls import OperatorCall
@@ -22,6 +24,10 @@ from bundler.codegen.lowerings.view_lowerings import reshaped, with_new, without
 Results = LazyTensor | tuple[LazyTensor, ...]
 Lowering = Callable[[GraphBuilder, OperatorCall], Results]
 _IDENTITIES = {"sum": 0, "prod": 1, "any": 0, "xor_sum": 0}
+# Kind of a reduction -> the operator that takes one more element in.
+_STEPS = {"sum": "add", "max": "maximum", "min": "minimum"}
+# A tensor that reads more is stored where several read it (`lazy_tensors`), by a kernel then.
+_SHORT_LIST = 4
 _HALVES = frozenset({"float16", "bfloat16"})
 
 
@@ -89,9 +95,34 @@ def reduced(
         result = builder.lazy(
             kept, dtype, lambda _: builder.pool.constant(_IDENTITIES[kind], dtype), call.origins
         )
+    elif kind in _STEPS and _is_short_list(source):
+        result = _folded(builder, _STEPS[kind], source, dtype, call.origins)
     else:
         result = builder.reduce(kind, source, dims, dtype, call.origins)
     return with_new(result, dims) if _keeps(call) else result
+
+
+def _is_short_list(source: LazyTensor) -> bool:
+    """Whether a tensor is a few numbers that are not in memory, as the norms of some tensors."""
+    short = len(source.sizes) == 1 and source.sizes[0].is_Integer
+    return short and source.sizes[0] <= _SHORT_LIST and source.root.buffer is None
+
+
+def _folded(
+    builder: GraphBuilder, step: str, source: LazyTensor, dtype: str, origins: frozenset[str]
+) -> LazyTensor:
+    """Return a reduction of a few numbers as an expression, which has no kernel of its own: whoever
+    reads the result computes it.
+    """
+
+    def total(_indices: Indices) -> Term:
+        terms = [source.at([sympy.Integer(n)]) for n in range(int(source.sizes[0]))]
+        return reduce(
+            lambda one, other: builder.pool.operate(step, one, other, dtype=dtype),
+            [builder.pool.cast(term, dtype) for term in terms],
+        )
+
+    return builder.lazy((), dtype, total, origins | source.origins)
 
 
 def accumulated(dtype: str) -> str:

@@ -25,7 +25,8 @@ The decorators and Inductor's generated modules get a grid from `open_grid`; `He
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +48,7 @@ Terms = tuple[Term, Term, Term]
 SizeOf = Callable[[str], Term]
 PRODUCT_GRID = "ProductGrid"
 EXTRA_ARGUMENTS = ("_grid_0", "_grid_1", "_grid_2")
+_PART = re.compile(r"[xy]numel_[0-9]+")
 _BACKENDS_WITH_LIMITS = {"cuda", "hip"}
 
 
@@ -275,6 +277,19 @@ def open_grid(kind: str, metadata: Mapping[str, Any]) -> Grid:
         ) from error
     known = ", ".join([*_PLAIN, "FixedGrid", "PrecomputedGrid", *_COMBINED])
     raise ConfigError(f"grid: there is no kind {kind!r}; expected one of {known}", kind=kind)
+
+
+def combined_parts(parameters: Iterable[str]) -> dict[str, Any]:
+    """Return the metadata of a combination whose launches give the sizes of its parts, `xnumel_0`,
+    `xnumel_1`, and so on, and how many tensors each works on, `ynumel_0`, which are among its
+    parameters; for another kernel nothing.
+    """
+    sizes = [name for name in parameters if _PART.fullmatch(name)]
+    if not sizes:
+        return {}
+    count = sum(name.startswith("x") for name in sizes)
+    parts = {f"no_x_dim_{number}": False for number in range(count)}
+    return {"combo_grid_meta": {"num_kernels": count, **dict.fromkeys(sizes), **parts}}
 
 
 def _three(expressions: Any) -> tuple[str | int, str | int, str | int]:

@@ -27,7 +27,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Opaque
 from bundler.format.launch_spec import TuningRecord, joint_source
 from bundler.format.opaque_files import is_code_path, program_name
-from bundler.runtime.heuristics.launch_grids import LaunchGrid, open_grid
+from bundler.runtime.heuristics.launch_grids import LaunchGrid, combined_parts, open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.static_kernel import StaticKernel
@@ -284,7 +284,10 @@ class StaticLauncher:
     ) -> None:
         self._entries, self._kernels, self._records = plan.kernels, kernels, records
         self._driver = kernels.driver
-        self._grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
+        self._grids = {
+            name: open_grid(entry.grid, combined_parts(entry.parameters))
+            for name, entry in plan.kernels.items()
+        }
 
     def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel with the grid of some sizes, given its arguments."""

@@ -28,7 +28,7 @@ from msgspec import ValidationError, convert
 
 from bundler.errors import ConfigError, FormatError, UnsupportedVersion
 from bundler.runtime.heuristics.launch_expressions import names_in
-from bundler.runtime.heuristics.launch_grids import open_grid
+from bundler.runtime.heuristics.launch_grids import combined_parts, open_grid
 from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 
@@ -511,7 +511,7 @@ class _PlanCheck:
     def _kernel(self, name: str, entry: KernelEntry) -> None:
         self._name(name)
         try:
-            open_grid(entry.grid, {})
+            open_grid(entry.grid, combined_parts(entry.parameters))
         except (ConfigError, KeyError, TypeError) as error:
             raise self._refusal("a kind of grid", entry.grid) from error
         for parameter in entry.parameters:
