@@ -74,6 +74,13 @@ def test_a_policy_that_wants_all_gets_all():
     assert len(product_configs(sizes(1, 4096, 4096, 4096), setting, operands="fp16")) > 8
 
 
+def test_a_deterministic_policy_leaves_the_first():
+    """Which candidate runs decides the order of a sum, so no measurement may choose."""
+    given = {"hints": sizes(1, 4096, 4096, 4096), "operands": "fp16"}
+    (only,) = product_configs(setting=Setting(H200, policy=Policy(deterministic=True)), **given)
+    assert only == product_configs(setting=Setting(H200), **given)[0]
+
+
 @pytest.mark.parametrize(
     ("hints", "operands"),
     [

@@ -22,7 +22,7 @@ FIELDS = (*BLOCKS, "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")
 # Kinds that are not refined: their configs are what a user or a template asked for.
 SKIPPED = frozenset({"template", "user_autotune", "fixed"})
 # Other blocks add in another order, which gives other numbers.
-SKIPPED_DETERMINISTIC = frozenset({"reduction", "persistent_reduction", "split_scan"})
+SKIPPED_DETERMINISTIC = frozenset({"reduction", "persistent_reduction", "split_scan", "product"})
 # In deterministic mode no measurement chooses among these configs at all; a user's kernel may be a
 # reduction.
 UNMEASURED_DETERMINISTIC = SKIPPED_DETERMINISTIC | {"user_autotune"}
