@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels
+"""`GRAPHS`: functions of tensors, as models have them, with inputs; `counts` generates kernels
 for each, by us and by Inductor.
 
 An input is a tensor without values, at the size of a model; `filled` gives values to such inputs,
