@@ -3,7 +3,7 @@
 torch and Triton: writes docs/results/codegen-mission.json.
 
     python -m tools.codegen mission --build FOLDER [NAME ...]
-        here: one bundle for each of 47 graphs, for cuda:90
+        here: one bundle for each of the graphs, for cuda:90
     python -m tools.codegen mission --launch FOLDER --results OUT
         there: launched, and compared with torch
     python -m tools.codegen mission --check
