@@ -627,6 +627,7 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     table |= {
         "pow.ScalarAndTensor": _power_of_number,
         "norm.Scalar": _norms,
+        "max.default": partial(_on_each, torch.max),
         "copy.default": _copied,
         "zero.default": _zeroed,
     }
