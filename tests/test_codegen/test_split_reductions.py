@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from bundler.codegen import generate  # noqa: E402  # needs torch
 
 
+@pytest.mark.slow
 def test_rows_of_any_length_are_reduced_in_pieces(interpreted):
     """Shorter than there are pieces, and longer than the example's; variances of rows without a
     divisor near the number of pieces.
