@@ -235,7 +235,7 @@ def filled(a, b):
     )
 
 
-@case(lambda: (seeded(6, 8), seeded(6, 8)), fallbacks=1)
+@case(lambda: (seeded(6, 8), seeded(6, 8)))
 def placed_by_values(a, b):
     return a.masked_scatter(b > 0, b)
 

@@ -72,23 +72,29 @@ def launcher(modules, chance):
         fn = modules[name].fn
         names = fn.arg_names[: len(arguments)]
         sizes = {
-            n.removesuffix("numel"): value
+            n.replace("numel", ""): value
             for n, value in zip(names, arguments, strict=True)
-            if n.endswith("numel")
+            if "numel" in n
         }
         # No candidate has a block that is larger than a power of two can be for the size
-        # (`test_program_texts` has the test of that).
-        blocks = {
-            n: min(
-                chance.choice(WIDE_ROWS if n.startswith("R") else BLOCKS),
-                pow2_up(sizes[n.removesuffix("BLOCK").lower()]),
+        # (`test_program_texts` has the test of that).  Rows of a part of a shared launch are no
+        # argument; those that are looped over are longer than these blocks.
+        blocks = {}
+        for n in fn.arg_names[len(arguments) :]:
+            if "BLOCK" in n:
+                drawn_size = chance.choice(WIDE_ROWS if n.startswith("R") else BLOCKS)
+                size = sizes.get(n.replace("BLOCK", "").lower(), max(WIDE_ROWS))
+                blocks[n] = min(drawn_size, pow2_up(size))
+        parts = [n.removeprefix("XBLOCK_") for n in blocks if n.startswith("XBLOCK_")]
+        if parts:
+            programs = (
+                sizes.get(f"y_{n}", 1) * -(-sizes[f"x_{n}"] // blocks[f"XBLOCK_{n}"]) for n in parts
             )
-            for n in fn.arg_names[len(arguments) :]
-            if n.endswith("BLOCK")
-        }
-        grid = tuple(
-            -(-sizes.get(axis, 1) // blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"
-        )
+            grid = (sum(programs),)
+        else:
+            grid = tuple(
+                -(-sizes.get(axis, 1) // blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"
+            )
         fn[grid](*arguments, **blocks)
 
     return launch

@@ -41,6 +41,10 @@ RESULT = "codegen-counts"
 Row = dict[str, Any]
 # Graphs with a kernel of the same sizes as Inductor's and other parameters, and why.
 OTHER_PARAMETERS: Mapping[str, str] = {
+    "both_directions": (
+        "the kernel of the rows stores what its programs come to in the columns, too; Inductor's"
+        " others read everything again"
+    ),
     "joined": "one kernel reads every part; Inductor writes each part in a kernel of its own",
     "softmax_looped": "nobody reads the maxima and the sums, so they are not stored",
     "group_norm_backward": (
