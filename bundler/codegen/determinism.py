@@ -84,7 +84,7 @@ def refuse_unordered(nodes: Iterable[Node]) -> None:
         name = node.operator.split(".")[1].rstrip("_") if "." in node.operator else node.operator
         if name in _UNORDERED:
             raise UnsupportedOperator(
-                f"{node.operator}: policy deterministic: it adds or stores in an order that is open,"
+                f"{node.operator}: policy deterministic: it adds or stores in an open order,"
                 " so its numbers may differ from call to call; call"
                 " torch.use_deterministic_algorithms(True) before, so that torch's own is in order"
                 " or refuses, or leave the policy out",

@@ -103,8 +103,8 @@ def emit_bundle(
     ]
     built = build(plan, workers)
     there = {kernel.key for kernel in built.bundle.kernels}
-    # A later candidate may fail, as one that needs more shared memory than the device has, and so may
-    # a kernel that another one computes the same as; without the first one of all others the
+    # A later candidate may fail, as one that needs more shared memory than the device has, and so
+    # may a kernel that another one computes the same as; without the first one of all others the
     # program could not run.
     spare = {other for entry in program.plan.kernels.values() for other in entry.others}
     spare -= {step.kernel for step in program.plan.steps if isinstance(step, Launch)}
@@ -120,7 +120,8 @@ def emit_bundle(
         # another.
         choices = tuple(choice for choice, key in item.candidates if key in there)
         entry, module = entries[item.name], program.modules[item.name]
-        # Another policy's record, of a kernel of equal text, decides nothing of a deterministic one.
+        # Another policy's record, of a kernel of equal text, decides nothing of a deterministic
+        # one.
         source = "" if module.policy.deterministic else source_part(module.fn)
         compiled = {str(item.target): choices} if choices else {}
         entries[item.name] = replace(entry, choices={**entry.choices, **compiled}, source=source)

@@ -950,7 +950,9 @@ def number_of(value: torch.Tensor, fake: torch.Tensor) -> bool | float | None:
 
 
 def float32_precision() -> str:
-    """Return what torch's setting allows products of float32 to be computed in: `ieee` or `tf32`."""
+    """Return what torch's setting allows products of float32 to be computed in: `ieee` or
+    `tf32`.
+    """
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 

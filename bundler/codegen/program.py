@@ -57,8 +57,8 @@ class GenerateOptions:
             kernel was given has a NaN or an infinity.
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
-        templates: which operators of torch that a called library computes become kernels: `none`, or
-            `all`: products of matrices do, and a program that would still call some operator is
+        templates: which operators of torch that a called library computes become kernels: `none`,
+            or `all`: products of matrices do, and a program that would still call some operator is
             refused.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
@@ -383,7 +383,8 @@ def program_of_graph(
     # each call instead, by the limits of its plan.
     bounded = graph.guarded if guarded else lambda _: True
     graph.guards = [] if guarded else graph.conditions()
-    # After torch.use_deterministic_algorithms(True) nothing is measured either, as in TorchInductor.
+    # After torch.use_deterministic_algorithms(True) nothing is measured either, as in
+    # TorchInductor.
     policy = ProgramPolicy(deterministic=True) if graph.builder.deterministic else options.policy
     with refusals("the schedule"):
         built = schedule_program(

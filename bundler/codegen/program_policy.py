@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ProgramPolicy`: how the kernels of a program get their configurations.
 
-`GenerateOptions` has one, and torch.compile's modes and options make one.  It stands in the metadata
-of each kernel, by torch's names of its settings, so that it travels with the text.
+`GenerateOptions` has one, and torch.compile's modes and options make one.  It stands in the
+metadata of each kernel, by torch's names of its settings, so that it travels with the text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SourceNodes`: which nodes of the graph, and which lines of the user's program, a kernel computes,
-as the comments that TorchInductor writes above a launch.
+"""`SourceNodes`: which nodes of the graph, and which lines of the user's program, a kernel
+computes, as the comments that TorchInductor writes above a launch.
 
 They are no part of a kernel's text, which is the same for equal kernels of all programs. `lower`
 notes the nodes, `program` asks for the comments.

@@ -584,8 +584,8 @@ class Maintenance:
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
-    """Return when each object was used last: not before any that needs it, itself or through others,
-    so that this one is removed first.
+    """Return when each object was used last: not before any that needs it, itself or through
+    others, so that this one is removed first.
     """
     used_s = {stat.key: stat.modified_s for stat in stats}
     # In the order of ranks what an object passes on has reached it before.

@@ -207,8 +207,8 @@ def _nearest(original: Compute) -> Compute:
 
 
 def _dot(original: Compute) -> Compute:
-    """Return the interpreter's product of matrices, which multiplies the bits of bfloat16, and warns
-    of infinities.
+    """Return the interpreter's product of matrices, which multiplies the bits of bfloat16, and
+    warns of infinities.
     """
 
     def widened(operand: Any) -> Any:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CHOICES`: operators of which torch leaves open which of equal elements they name, with the choice
-that generated kernels promise: the lowest place, of `mode` the last one.
+"""`CHOICES`: operators of which torch leaves open which of equal elements they name, with the
+choice that generated kernels promise: the lowest place, of `mode` the last one.
 
 Each takes what the operator takes, and returns the operator's own results, with these numbers.
 `reference_graph` runs them in the operators' place, unless a program calls these, too.

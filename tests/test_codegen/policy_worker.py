@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches the kernels of two functions on a GPU that is not there, where a launch of fewer programs
-counts as faster, and prints as JSON what was chosen for each, and how many launches were timed.
+"""Launches the kernels of two functions on a GPU that is not there, where a launch of fewer
+programs counts as faster, and prints as JSON what was chosen for each, and how many launches were
+timed.
 
     policy_worker.py '{"max_autotune": true}' save|restore BUNDLE
 """

@@ -246,7 +246,9 @@ def test_sorts_by_other_names_and_of_numbers():
 
 
 def test_who_reads_what_is_chosen_in_whole_rows_reads_memory():
-    """Lanes behind the first elements of a row hold anything, so no such reader shares the kernel."""
+    """Lanes behind the first elements of a row hold anything, so no such reader shares the
+    kernel.
+    """
 
     def function(a):
         chosen = torch.nn.functional.pad(a.topk(4, -1).values, (0, 4))

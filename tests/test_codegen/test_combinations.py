@@ -78,7 +78,7 @@ def test_no_case_changes_a_bit(unchanged):
     unchanged()
 
 
-# ------------------------------------------------------------------------------- What shares a launch
+# ----------------------------------------------------------------------------- What shares a launch
 
 
 def clipped(*gradients):
@@ -202,13 +202,13 @@ def test_only_what_does_not_wait_shares_a_launch(data):
             assert not touch or place[id(earlier)] < place[id(group)]
 
 
-# --------------------------------------------------------------------------------- Builds and bundles
+# ------------------------------------------------------------------------------- Builds and bundles
 
 
 @pytest.fixture(scope="module")
 def built():
-    """A program of lists, and its bundle: parts that are elements, held rows, looped rows, and two of
-    equal sizes.
+    """A program of lists, and its bundle: parts that are elements, held rows, looped rows, and two
+    of equal sizes.
     """
 
     def function(*given):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on a `DeviceMemory`: their numbers, and that 10,000 calls of one leave nothing behind."""
+"""Programs on a `DeviceMemory`: their numbers, and that 10,000 calls of one leave nothing
+behind.
+"""
 
 import gc
 import json
@@ -137,7 +139,9 @@ NAMES = {
     ("device", "called"), [(None, "whole"), ("cuda", "whole"), (None, "bound")]
 )
 def test_a_program_knows_its_weights_by_the_names_of_the_module(tmp_path, device, called):
-    """Whether it is traced for a device that is not here, or the function is the module's method."""
+    """Whether it is traced for a device that is not here, or the function is the module's
+    method.
+    """
     net = Net().requires_grad_(False)
     function = net if called == "whole" else net.forward
     given = torch.ones(4, 48)

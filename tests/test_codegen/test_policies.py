@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of programs: which candidates a kernel gets, that what was tuned is a record that travels,
-that a deterministic program measures nothing and adds in order, and torch's names for all of that.
+"""Policies of programs: which candidates a kernel gets, that what was tuned is a record that
+travels, that a deterministic program measures nothing and adds in order, and torch's names for all
+of that.
 """
 
 import json
@@ -305,7 +306,9 @@ def plan_of(built):
 
 @pytest.mark.toolchain
 def test_what_descent_found_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeypatch):
-    """Another machine launches it, and measures nothing: none of the candidates is what was found."""
+    """Another machine launches it, and measures nothing: none of the candidates is what was
+    found.
+    """
     driver, timed = gpu
     found, size = [], 1 << 20
     function, _ = KINDS["pointwise"]

@@ -236,7 +236,9 @@ def test_no_group_has_two_products():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_kind_of_product_compiles_for_both_makers(dtype, tmp_path):
-    """Ahead of time, without a GPU: operands in rows and columns, a batch, masks, wide epilogues."""
+    """Ahead of time, without a GPU: operands in rows and columns, a batch, masks, wide
+    epilogues.
+    """
 
     def function(a, b, c):
         y = torch.nn.functional.gelu(torch.addmm(c, a, b)).to(torch.float32)

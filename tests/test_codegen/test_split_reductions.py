@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of few long rows in pieces, also where the length of rows changes from call to call."""
+"""Reductions of few long rows in pieces, also where the length of rows changes from call to
+call.
+"""
 
 import json
 

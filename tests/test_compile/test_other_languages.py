@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's compile service has methods for other languages than Triton; ours refuses each by name."""
+"""Torch's compile service has methods for other languages than Triton; ours refuses each by
+name.
+"""
 
 import inspect
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DeviceMemory` over a driver whose memory is the host's and is counted: tensors, copies both ways,
-streams, other libraries' arrays, and that nothing stays behind.
+"""`DeviceMemory` over a driver whose memory is the host's and is counted: tensors, copies both
+ways, streams, other libraries' arrays, and that nothing stays behind.
 """
 
 import gc
@@ -128,7 +128,9 @@ def test_a_tensor_that_cannot_be_is_refused(memory, dtype, sizes, strides):
 
 
 def test_copies_of_pinned_memory_go_both_ways(memory, pool):
-    """In the order of a stream, without a wait; sizes have to agree; the buffer keeps the memory."""
+    """In the order of a stream, without a wait; sizes have to agree; the buffer keeps the
+    memory.
+    """
     pinned, back = memory.pinned(16), memory.pinned(16)
     np.frombuffer(pinned.buffer, "float32")[:] = [1, 2, 3, 4]
     tensor = memory.allocate("float32", (2, 2))

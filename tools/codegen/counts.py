@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the kernels of graphs as models have them, and lets Inductor generate them too, without a GPU: writes
-docs/results/codegen-counts.json.
+"""Generates the kernels of graphs as models have them, and lets Inductor generate them too, without
+a GPU: writes docs/results/codegen-counts.json.
 
     python -m tools.codegen counts [NAME ...]
 
 A row has, for both, the launches of one run, calls of operators among them, and of each kernel its
-size hints, the dimensions without a mask (`full`), the types of its parameters, how many of these are
-not known to be multiples of 16, and how many are known to be 1. Where both launch kernels of the
-same sizes, what differs between these is named.
+size hints, the dimensions without a mask (`full`), the types of its parameters, how many of these
+are not known to be multiples of 16, and how many are known to be 1. Where both launch kernels of
+the same sizes, what differs between these is named.
 
 Inductor generates Triton for the CPU with `cpu_backend="triton"`. So that it decides as for a GPU,
 it is told of one: a driver that only says which, the properties of an H200, and that its device

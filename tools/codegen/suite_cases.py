@@ -3,8 +3,8 @@
 as torch's lists have them.  Imports torch.
 
 A case is an operator of `op_db`, those on lists of tensors included, or a module of `module_db`, in
-a dtype, one of the samples that the list has for it, and a mode: `plain`, `sliced`, `transposed` and
-`dynamic` are generated and run, `compiled`, `compiled-dynamic` and `inplace` go through
+a dtype, one of the samples that the list has for it, and a mode: `plain`, `sliced`, `transposed`
+and `dynamic` are generated and run, `compiled`, `compiled-dynamic` and `inplace` go through
 torch.compile, and so does `compiled-graphs`, on a GPU alone, whose judged call is a CUDA graph's.
 Its name is all of that.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that take elements one after another where a mask holds: `MASKED` maps them to functions
-(builder, call) -> `LazyTensor`.
+"""Operators that take elements one after another where a mask holds: `MASKED` maps them to
+functions (builder, call) -> `LazyTensor`.
 
 How many elements of a mask hold up to each one is a scan, and tells which element of the source
 belongs there; which element of the mask is the n-th that holds is found by a search in that.

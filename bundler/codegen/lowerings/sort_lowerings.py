@@ -35,9 +35,9 @@ from bundler.codegen.lowerings.scan_lowerings import scanned
 from bundler.codegen.lowerings.sort_keys import SortKeys, rank_of_float
 from bundler.codegen.lowerings.view_lowerings import with_new, without
 
-# The longest row that a program holds to sort it; where a few elements are wanted, of which runs are
-# short, the longest that it holds to find these; and the most that are found of a longer one piece
-# by piece: each piece has to become far shorter.
+# The longest row that a program holds to sort it; where a few elements are wanted, of which runs
+# are short, the longest that it holds to find these; and the most that are found of a longer one
+# piece by piece: each piece has to become far shorter.
 _LONGEST_ROW, _LONGEST_OF_FEW, _FEW, _MOST_OF_LONGER = 1024, 4096, 64, 256
 # Elements of a 64-bit type are sorted by halves of so many bits.
 _HALF = 32
@@ -312,7 +312,7 @@ def _first_of_pieces(
     return builder.lazy((*before, pieces * count, *behind), keys.dtype, joined, found.origins)
 
 
-# ---------------------------------------------------------------------------------- A single element
+# --------------------------------------------------------------------------------- A single element
 
 
 def _rows_of(builder: GraphBuilder, call: OperatorCall) -> _Rows:

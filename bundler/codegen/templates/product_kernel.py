@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`write_product`: a product of matrices, with what is computed of each of its elements, becomes the
-function of a kernel.
+"""`write_product`: a product of matrices, with what is computed of each of its elements, becomes
+the function of a kernel.
 
 The lines around the sum are `product_text`'s; addresses of both operands, and the loops behind the
 product, are written by `BodyWriter` as those of any kernel. Rows are y, columns x, a batch z, and
@@ -131,8 +131,8 @@ def _precision(product: Term) -> str:
 
 
 def _is_whole(prefix: str, size: sympy.Expr) -> bool:
-    """Whether no block goes beyond a dimension: a block is a power of two, no larger than its limit,
-    nor than the size rounded up.
+    """Whether no block goes beyond a dimension: a block is a power of two, no larger than its
+    limit, nor than the size rounded up.
     """
     if prefix == _BATCH:
         return True

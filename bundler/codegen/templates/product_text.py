@@ -2,9 +2,9 @@
 """The text of a product of matrices, as templates of lines: `head` and `sum_of_products`.
 
 A program has a block of rows (y) and one of columns (x) of one matrix of the batch (z), and sums up
-blocks of what both operands have in common (r0_). Blocks are numbered along one axis of the grid, so
-that no size is too large for it, in groups of `GROUP` rows: programs that run side by side read the
-same few rows and columns, which stay in the cache.
+blocks of what both operands have in common (r0_). Blocks are numbered along one axis of the grid,
+so that no size is too large for it, in groups of `GROUP` rows: programs that run side by side read
+the same few rows and columns, which stay in the cache.
 
 `product_kernel` fills them in.
 """

@@ -3,8 +3,8 @@
 along z, and r0_, which is summed up.
 
 A table has tiles with how fast each is on a device that it fills. The rule orders them by that, by
-how many waves of programs the sizes make, and by how much of the last wave is idle; what does not fit
-the device's shared memory has fewer stages. The decorator `product` calls it.
+how many waves of programs the sizes make, and by how much of the last wave is idle; what does not
+fit the device's shared memory has fewer stages. The decorator `product` calls it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LEAST_BLOCK = MIN_DOT_EDGE
 _GROUP = 8
 _MOST = 8
 _BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
-# Shared memory of a program, in bytes, by the major number of the compute capability: the least that
-# a device of it has.
+# Shared memory of a program, in bytes, by the major number of the compute capability: the least
+# that a device of it has.
 _SHARED = {8: 99 << 10, 9: 227 << 10, 10: 227 << 10, 12: 99 << 10}
 _SHARED_HIP, _SHARED_UNKNOWN = 64 << 10, 48 << 10
 
 
 class _Tile(NamedTuple):
-    """A tile: rows, columns, summed up; warps, stages; and its speed beside that of the fastest one,
-    where programs fill the device.
+    """A tile: rows, columns, summed up; warps, stages; and its speed beside that of the fastest
+    one, where programs fill the device.
     """
 
     y: int
@@ -118,7 +118,9 @@ def product_configs(hints: SizeHints, setting: Setting, *, operands: Operands) -
 
 
 def _cost(tile: _Tile, hints: SizeHints, device: Device) -> float:
-    """Return how long a tile takes, in an unknown unit: waves of programs, each as long as a tile."""
+    """Return how long a tile takes, in an unknown unit: waves of programs, each as long as a
+    tile.
+    """
     blocks = hints["z"] * ceil_div(hints["y"], tile.y) * ceil_div(hints["x"], tile.x)
     return ceil_div(blocks, device.multiprocessors) * tile.y * tile.x / tile.speed
 

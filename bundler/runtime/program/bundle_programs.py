@@ -268,8 +268,8 @@ def _held(tensor: Any) -> int | None:
 
 
 class StaticLauncher:
-    """Launches a plan's kernels from a bundle, each with the candidate for the current device, and of
-    several that compute the same the one that a record names.
+    """Launches a plan's kernels from a bundle, each with the candidate for the current device, and
+    of several that compute the same the one that a record names.
 
     Args:
         plan: of the program.
@@ -323,8 +323,8 @@ class StaticLauncher:
 
 
 class _Found(NamedTuple):
-    """A kernel, its grid, its blocks and options, and which of a launch's arguments it gets; None for
-    all of them.
+    """A kernel, its grid, its blocks and options, and which of a launch's arguments it gets; None
+    for all of them.
     """
 
     kernel: StaticKernel

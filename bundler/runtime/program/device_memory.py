@@ -458,7 +458,7 @@ class DeviceMemory:
         return self.pool.place
 
     def tensor(self, value: Any) -> DeviceTensor:
-        """Return a tensor of another library as ours: the same memory, whose work comes before ours.
+        """Return a tensor of another library as ours: the same memory; its work comes before ours.
 
         Args:
             value: with `__dlpack__` or `__cuda_array_interface__`, as those of CuPy, torch, numba.

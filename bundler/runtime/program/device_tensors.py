@@ -171,7 +171,7 @@ def device_tensor(value: Any, *, host: bool = False, **stream: int) -> Any:
 
 
 def array_tensor(value: Any, described: Mapping[str, Any]) -> DeviceTensor:
-    """Return what an array interface describes: `__cuda_array_interface__`, or numpy's for the host.
+    """Return what an array interface tells: `__cuda_array_interface__`, or numpy's of the host.
 
     Raises:
         CannotLaunchStatically: no kernel takes such elements.

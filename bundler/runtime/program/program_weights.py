@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bound_weights`: the constants of a program from files of safetensors, by the names that they have
-in the module; `load_program(..., weights=)` and `generate --weights` call it and `check_weights`.
+"""`bound_weights`: the constants of a program from files of safetensors, by the names that they
+have in the module; `load_program(..., weights=)` and `generate --weights` call it and
+`check_weights`.
 
 A file is data: the library of safetensors reads its header, and looks that all of it lies in the
 file; the bytes go from the file to the device.  An index of shards names files beside it.

@@ -78,7 +78,8 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
         c_int,
     ),
 }
-# Of memory pools, which programs without another library of arrays have; looked up when one is made.
+# Of memory pools, which programs without another library of arrays have; looked up when one is
+# made.
 POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuMemPoolCreate": (_OUT, c_void_p),
     "cuMemPoolDestroy": (c_void_p,),
