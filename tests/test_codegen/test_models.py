@@ -349,6 +349,28 @@ def judged(kind, name, mode=""):
     return models.judged((kind, name, mode), "cpu", 400.0, inductor=False)
 
 
+@pytest.mark.parametrize(
+    ("tells", "reason"), [(True, "Dynamo's graphs, run by torch"), (False, "")]
+)
+def test_a_model_that_computes_something_else_when_it_is_traced_is_no_case(tells, reason):
+    """Torch's own run of the graphs decides, not ours."""
+
+    class Told(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2 if tells and torch.compiler.is_compiling() else 1)
+
+    source = SimpleNamespace(
+        build=lambda *_: Told(8, 8),
+        inputs=lambda _name, batch, _device: {"x": torch.randn(batch, 8)},
+        loss=None,
+    )
+    subject = model_process.Subject(source, "", "inference", "cpu")
+    eager, exact = subject.results(subject.model), subject.results(subject.exact())
+    told = model_process._as_traced(subject, eager, exact, (1e-3, False))
+    assert told.startswith(reason)
+    assert bool(told) == tells
+
+
 @pytest.mark.usefixtures("begun")
 def test_a_model_with_batch_norm_is_trained_to_the_same_state():
     """A sample of what `models` judges: convolutions and batch norm, four steps, parameters and

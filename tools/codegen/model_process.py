@@ -46,8 +46,9 @@ _REPEATED = 10
 
 def judged(library: str, name: str, mode: str, device: str, inductor: str) -> Iterator[Found]:
     """Yield what is known of a model: `status` is right, wrong, raises, absent (not in this
-    release) or broken (eager mode fails).  Then the same with what Inductor calls, where it is
-    `too`; where it is `time`, times alone.
+    release) or broken (eager mode fails, or torch itself runs what Dynamo traced with other
+    results).  Then the same with what Inductor calls, where it is `too`; where it is `time`, times
+    alone.
     """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
@@ -73,7 +74,11 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
         yield {"status": "broken", "error": "eager mode has a NaN"}
         return
     graphs = inductor == "judge-graphs"
-    found = _ours(subject, eager, exact, models.tolerance(name, mode), graphs=graphs)
+    tolerance = models.tolerance(name, mode)
+    found = _ours(subject, eager, exact, tolerance, graphs=graphs)
+    if found["status"] in {"wrong", "raises"}:
+        traced = _as_traced(subject, eager, exact, tolerance)
+        found |= {"status": "broken", "error": traced} if traced else {}
     yield found
     if inductor == "too":
         yield found | {"inductor": _inductor(subject)}
@@ -300,6 +305,28 @@ def _ours(
         refusals = Counter(one.graph_use.refusal for one in programs if _has_graphs(one))
         found["graph_refusals"] = dict(refusals)
     return found | counted(programs)
+
+
+def _as_traced(
+    subject: Subject, eager: list[Tensors], exact: list[Tensors], tolerance: tuple[float, bool]
+) -> str:
+    """Return why a model is no case for a backend: Dynamo's graphs of it, run by torch, raise, or
+    are far off in each example; or nothing.
+
+    Some models read whether they are traced, and compute something else then.
+    """
+    dynamo.reset()
+    compiled = functools.partial(torch.compile, backend="eager")
+    far: list[str] = []
+    try:
+        for number, step in enumerate(subject.steps(copy.deepcopy(subject.model), compiled)):
+            lines = wrong(step(), eager[number], exact[number], tolerance[0], larger=tolerance[1])
+            if not lines:
+                return ""
+            far += lines[:1]
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the reason
+        return f"Dynamo's graphs, run by torch: {told(error)['error']}"
+    return f"Dynamo's graphs, run by torch: {far[0]}"
 
 
 def _has_graphs(program: Any) -> bool:

@@ -31,7 +31,6 @@ from bundler.codegen.lowerings.reduction_lowerings import (
     mapped,
     source_of,
 )
-from bundler.codegen.lowerings.scan_lowerings import scanned
 from bundler.codegen.lowerings.sort_keys import SortKeys, rank_of_float
 from bundler.codegen.lowerings.view_lowerings import with_new, without
 
@@ -359,49 +358,6 @@ def _kthvalue(builder: GraphBuilder, call: OperatorCall) -> Results:
     return cast(builder, value, call.dtype), cast(builder, place, "int64")
 
 
-def _mode(builder: GraphBuilder, call: OperatorCall) -> Results:
-    """Write `mode`: the smallest of the values that are most frequent, and the last place of it; a
-    NaN equals none.
-    """
-    if not source_of(call).sizes:
-        return _as_it_is(builder, call)
-    rows, pool = _rows_of(builder, call), builder.pool
-    dim = rows.dim
-    values, places = _ordered(rows)
-
-    def begins(indices: Indices) -> Term:
-        """Return the place of an element that differs from the one before it, else 0."""
-        place, zero = pool.index(indices[dim], "int32"), pool.constant(0, "int32")
-        behind = pool.operate("gt", place, zero, dtype="bool")
-        before = values.at((*indices[:dim], indices[dim] - 1, *indices[dim + 1 :]))
-        differs = pool.operate("ne", values.at(indices), before, dtype="bool")
-        begins = pool.masked(behind, differs, 0)
-        return pool.operate("where", begins, place, zero, dtype="int32")
-
-    def later(left: Sequence[Term], right: Sequence[Term]) -> Sequence[Term]:
-        return [pool.operate("maximum", left[0], right[0], dtype="int32")]
-
-    starts = builder.lazy(values.sizes, "int32", begins, values.origins)
-    (start,) = scanned(builder, call, [starts], dim, later, [_dense(starts.sizes, "int32")])
-
-    def length(indices: Indices) -> Term:
-        """Return how many equal elements there are up to a place."""
-        place = pool.index(indices[dim], "int32")
-        return pool.operate("sub", place, start.at(indices), dtype="int32")
-
-    lengths = builder.lazy(values.sizes, "int32", length, start.origins)
-    longest = builder.reduce("argmax", lengths, [dim], "int64", call.origins)
-
-    def found(indices: Indices, tensor: LazyTensor) -> Term:
-        where = pool.indirect(longest.at(indices), values.sizes[dim], wrap=False, check=False)
-        return tensor.at((*indices[:dim], where, *indices[dim:]))
-
-    kept = longest.sizes
-    value = builder.lazy(kept, values.dtype, partial(found, tensor=values), call.origins)
-    place = builder.lazy(kept, "int64", partial(found, tensor=places), call.origins)
-    return cast(builder, _alone(rows, value), call.dtype), _alone(rows, place)
-
-
 def _ordered(rows: _Rows) -> tuple[LazyTensor, LazyTensor]:
     """Return whole rows sorted, in memory, and the places that their elements had before."""
     builder, source = rows.builder, rows.source
@@ -417,4 +373,4 @@ def _ordered(rows: _Rows) -> tuple[LazyTensor, LazyTensor]:
     return values, places
 
 
-SORTS: dict[str, Lowering] = {"sort": _sort, "topk": _topk, "kthvalue": _kthvalue, "mode": _mode}
+SORTS: dict[str, Lowering] = {"sort": _sort, "topk": _topk, "kthvalue": _kthvalue}
