@@ -294,7 +294,7 @@ def gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module_decorators, "_driver", lambda: driver)
     monkeypatch.setattr(autotuned_kernel, "open_first_driver", lambda _: driver)
-    monkeypatch.setattr(tuner, "CudaClock", lambda: GivenClock(programs))
+    monkeypatch.setattr(tuner, "CudaClock", lambda *_: GivenClock(programs))
     return driver, timed
 
 

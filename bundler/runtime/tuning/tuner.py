@@ -49,6 +49,9 @@ from bundler.toolchain import tuner_toolchain as toolchain
 # 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS_OF_MS = 1e6
+# How long a candidate of a heuristic is measured for: some 200 launches, the cache emptied before
+# each. A program has hundreds of candidates, so their time is most of what a first call waits for.
+_WARMUP_MS, _REP_MS = 5.0, 20.0
 _LOG = logger("bundler.runtime")
 _SMALLEST_R = 64
 _LEAST_MAJOR = 8
@@ -400,7 +403,7 @@ class Trial:
         name: the kernel's.
         compiler: makes the candidates of the call.
         effects: what launches do to its arguments.
-        clock: makes the clock; None for the GPU's own.
+        clock: makes the clock; None for the GPU's own, for a short time each.
         options: the tuner's.
     """
 
@@ -413,7 +416,7 @@ class Trial:
         options: TunerOptions,
     ) -> None:
         self._name, self._compiler, self._effects, self._options = name, compiler, effects, options
-        self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
+        self._make_clock: Callable[[], Clock] = clock if clock is not None else _short_clock
         # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo
         # its work.
         own = effects.before is not None
@@ -501,6 +504,10 @@ class Trial:
             raise
         around.finish()
         return sample
+
+
+def _short_clock() -> Clock:
+    return CudaClock(_WARMUP_MS, _REP_MS)
 
 
 class _HookedLaunches:
