@@ -414,16 +414,23 @@ def measured():
     from tools.codegen import products
 
     for dtype in products.DTYPES:
-        found = products.problem((33, 50, 40), dtype, "cpu")
-        found.kernel.run(*found.arguments)
-        result = next(a for a in found.arguments if getattr(a, "shape", ()) == (33, 50))
-        torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
-        assert 0 < products.off(found, dtype) <= 1
+        for rows, columns, length in ((33, 64, 48), (1, 16, 2048)):
+            found = products.problem((rows, columns, length), dtype, "cpu")
+            for kernel, arguments in found.launches:
+                kernel.run(*arguments)
+            result = found.launches[-1][1]
+            sizes = (rows, columns)
+            result = next(a for a in result if getattr(a, "shape", ()) == sizes)
+            torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
+            assert 0 < products.off(found, dtype) <= 1
+    assert len(set(products.SHAPES)) == 30
     rows = [{"cublas_ms": 2.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)]
     assert products.summary(rows) == {
         "speed": 1.0,
         "least_speed": 0.5,
         "chosen_over_tuned": 1.5,
+        "most_chosen_over_tuned": 3.0,
+        "passes": False,
     }
 
 
