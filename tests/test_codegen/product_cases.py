@@ -81,6 +81,8 @@ def matrices(draw, length):
     return drawn(*sizes, dtype=dtype)
 
 
+# What operands are computed by, exactly.
+BEFORE = [lambda a: a, lambda a: a * 2, torch.abs, lambda a: a.clamp(-1, 1)]
 SIZES = st.one_of(
     st.integers(0, 3), st.integers(4, 40), st.sampled_from([16, 32, 64, 65, 128, 130])
 )
@@ -89,7 +91,7 @@ SIZES = st.one_of(
 @st.composite
 def problems(draw):
     """Return two factors, and what may be added to their product."""
-    rows, columns, length = draw(SIZES), draw(SIZES), draw(SIZES)
+    rows, columns, length = draw(SIZES), draw(SIZES), draw(st.one_of(SIZES, st.just(2048)))
     dtype = draw(st.sampled_from(DTYPES))
     batches = [(), (2,), (1,), (3, 2), (1, 2)]
     left = draw(matrices((rows, length, draw(st.sampled_from(batches)), dtype)))
@@ -101,8 +103,8 @@ def drawn_products(count):
     """Compare products of drawn shapes, strides and dtypes."""
 
     @settings(max_examples=count, deadline=None, derandomize=True, database=None)
-    @given(problems(), st.booleans())
-    def compared(problem, is_relu):
+    @given(problems(), st.booleans(), st.sampled_from(BEFORE), st.sampled_from(BEFORE))
+    def compared(problem, is_relu, one, other):
         torch.manual_seed(0)
         left, right = problem
         if len(left.shape) > 2 and len(right.shape) > 2:
@@ -110,8 +112,12 @@ def drawn_products(count):
                 torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
             except RuntimeError:
                 right = right.reshape(-1, *right.shape[-2:])[0] if right.numel() else right[0]
-        function = (lambda a, b: (a @ b).relu()) if is_relu else torch.matmul
-        checked(function, [left, right], lambda a, _: a, lambda _, b: b)
+
+        def function(a, b):
+            product = one(a) @ other(b)
+            return product.relu() if is_relu else product
+
+        checked(function, [left, right], lambda a, _: one(a), lambda _, b: other(b))
 
     compared()
 
@@ -307,13 +313,13 @@ def scaled():
         bias = drawn(columns, dtype=torch.bfloat16)
         whole = torch.tensor(0.7), torch.tensor([1.3])
         each = torch.rand(rows, 1) + 0.5, torch.rand(1, columns) + 0.5
+        kinds = {
+            20: [([], torch.bfloat16, False), ([bias], torch.bfloat16, True)],
+            1: [([], torch.float32, False)],
+            33: [([bias.half()], torch.float16, False)],
+        }
         for scales in (whole, each):
-            for more, dtype, fast in (
-                ([], torch.bfloat16, False),
-                ([bias], torch.bfloat16, True),
-                ([], torch.float32, False),
-                ([bias.half()], torch.float16, False),
-            ):
+            for more, dtype, fast in kinds[rows]:
                 how = {"dtype": dtype, "fast": fast}
                 inputs = [a, b, *scales, *more]
                 program = generate(lambda *g: function(*g, **how), inputs, options=TEMPLATES)  # noqa: B023

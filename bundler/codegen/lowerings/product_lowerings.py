@@ -131,6 +131,13 @@ def _scale(call: OperatorCall, scale: LazyTensor, sizes: tuple[sympy.Expr, ...])
     return scale
 
 
+def is_product(call: OperatorCall) -> bool:
+    """Whether an operator becomes a product of matrices where the graph is lowered with
+    templates.
+    """
+    return call.operator in PRODUCTS and (call.operator != "convolution" or is_patches(call))
+
+
 def is_patches(call: OperatorCall) -> bool:
     """Whether a call is a convolution each of whose windows begins where the one before ends."""
     if call.operator != "convolution":
