@@ -58,7 +58,7 @@ def candidate_launches(kernel: ModuleKernel, args: Sequence[Any]) -> dict[str, C
     """
     made = kernel.on(current_device())
     bound = made.bind(*args)
-    found = {}
+    found: dict[str, Callable[[], Any]] = {}
     for config in made.configs:
         grid = made.grid_of(config, bound)
         options = {**config.all_kwargs(), **made.constants, **made.compile_options}

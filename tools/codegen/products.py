@@ -123,7 +123,7 @@ def measured_all(dtype: str) -> list[dict[str, Any]]:
     compiled = [compile_ahead.start(found.program, None) for found in problems]
     for started in compiled:
         compile_ahead.wait(started)
-    rows = []
+    rows: list[dict[str, Any]] = []
     while problems:
         rows.append(measured(shapes[len(rows)], problems.pop(0), dtype))
     return rows

@@ -73,44 +73,49 @@ class _Prologues:
         found: list[Node] = []
         gone: set[int] = set()
         for number, node in enumerate(self._nodes):
-            if isinstance(node, Loop) and node.is_product:
-                left, right = node.value.terms
-                operands = (
-                    self._computed(node, number, left, right, gone),
-                    self._computed(node, number, right, left, gone),
-                )
-                value = self._builder.pool.make(
-                    PRODUCT, operands, node.value.dtype, node.value.details
-                )
-                node = replace(node, value=value)  # noqa: PLW2901
-            found.append(node)
+            if not isinstance(node, Loop) or not node.is_product:
+                found.append(node)
+                continue
+            left, right = node.value.terms
+            writers = [
+                self._writer(node, number, left, right),
+                self._writer(node, number, right, left),
+            ]
+            operands = tuple(
+                load if writer is None else self._builder.operands[load]
+                for load, writer in zip((left, right), writers, strict=True)
+            )
+            value = self._builder.pool.make(PRODUCT, operands, node.value.dtype, node.value.details)
+            taken = [writer for writer in writers if writer is not None]
+            origins = node.origins.union(*(self._loop(writer).origins for writer in taken))
+            found.append(replace(node, value=value, origins=origins))
+            gone.update(taken)
         return [node for number, node in enumerate(found) if number not in gone]
 
-    def _computed(
-        self, product: Loop, number: int, load: Term, other: Term, gone: set[int]
-    ) -> Term:
-        """Return what an operand is computed as, or its load where it stays in memory; notes who
-        stored it.
+    def _loop(self, number: int) -> Loop:
+        found = self._nodes[number]
+        assert isinstance(found, Loop)
+        return found
+
+    def _writer(self, product: Loop, number: int, load: Term, other: Term) -> int | None:
+        """Return which node stores an operand that the product is to compute by itself; None where
+        it loads it.
         """
         term, name = self._builder.operands.get(load), load.details[0]
         if term is None or name in self._outputs or self._loads[name] != 1:
-            return load
+            return None
         writers = self._writers.get(name, [])
         if len(writers) != 1 or not self._is_fit(product, term):
-            return load
+            return None
         (writer,) = writers
         node = self._nodes[writer]
         if not isinstance(node, Loop) or node.kind != POINTWISE or node.mode is not None:
-            return load
+            return None
         # What it is computed of must not have changed meanwhile.
         read = {buffer for buffer, _, _ in loads_of(term)}
-        between = self._nodes[writer:number]
-        if any(not read.isdisjoint(node.writes) for node in between):
-            return load
-        if not self._is_worth_it(product, load, term, other):
-            return load
-        gone.add(writer)
-        return term
+        if any(not read.isdisjoint(node.writes) for node in self._nodes[writer:number]):
+            return None
+        return writer if self._is_worth_it(product, load, term, other) else None
 
     def _is_fit(self, product: Loop, term: Term) -> bool:
         """Whether a kernel of a product can compute an operand."""
