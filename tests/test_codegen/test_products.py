@@ -54,11 +54,13 @@ def test_numbers_of_operands_that_are_computed_split_scaled_or_cut(interpreted):
 
 
 @pytest.mark.slow
-def test_any_shape_any_strides_any_module(interpreted):
-    """Drawn: no rows, one, odd ones; transposed, sliced, repeated; each dtype. Integers, sizes that
-    change, and whole modules.
+@pytest.mark.parametrize(
+    "cases", [("100",), ("other_dtypes", "changing_sizes", "measured", "modules")], ids=" ".join
+)
+def test_any_shape_any_strides_any_module(interpreted, cases):
+    """Drawn: no rows, one, odd ones; transposed, sliced, repeated, computed; each dtype. Integers,
+    sizes that change, and whole modules.
     """
-    cases = ("100", "other_dtypes", "changing_sizes", "measured", "modules")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
