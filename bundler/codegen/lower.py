@@ -59,6 +59,7 @@ from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.lowerings.host_tensors import HostTensors
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
+from bundler.codegen.lowerings.product_lowerings import is_patches
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
 from bundler.codegen.lowerings.view_lowerings import reshaped
 from bundler.codegen.source_nodes import SourceNodes
@@ -206,7 +207,8 @@ class _Reader:
         # Nodes whose values leave the graph and are read inside of it too, so that both must have
         # the same bits.
         self._kept = _kept_nodes(module.graph)
-        self._channels_last = in_channels_last(module)
+        # Of products, which convolutions are with templates, none gains by it.
+        self._channels_last = in_channels_last(module) if precision is None else frozenset()
         # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
         # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
@@ -422,6 +424,8 @@ class _Reader:
         """Return the results of an operator on the program's device."""
         builder, fallbacks = self._graph.builder, self._graph.fallbacks
         if call.name != "aten.convolution.default" or self._graph.device == CPU:
+            return lower(builder, call, fallbacks)
+        if builder.precision is not None and is_patches(call):
             return lower(builder, call, fallbacks)
         images, weight, bias, *rest = call.positional
         if bias is None or call.dtype not in _FLOATS:

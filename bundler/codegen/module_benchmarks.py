@@ -46,14 +46,23 @@ def candidate_times(
         clock: None for the GPU's own.
     """
     clock = clock or CudaClock(rep_ms=_REP_MS)
+    return {
+        name: clock.sample(launch, _nothing).median_ms
+        for name, launch in candidate_launches(kernel, args).items()
+    }
+
+
+def candidate_launches(kernel: ModuleKernel, args: Sequence[Any]) -> dict[str, Callable[[], Any]]:
+    """Return what launches each candidate on this device, the one that is chosen without a
+    measurement first; arguments as `candidate_times` has them.
+    """
     made = kernel.on(current_device())
     bound = made.bind(*args)
-    found = {}
+    found: dict[str, Callable[[], Any]] = {}
     for config in made.configs:
         grid = made.grid_of(config, bound)
         options = {**config.all_kwargs(), **made.constants, **made.compile_options}
-        launch = partial(made.fn[grid], **bound, **options)
-        found[str(config)] = clock.sample(launch, _nothing).median_ms
+        found[str(config)] = partial(made.fn[grid], **bound, **options)
     return found
 
 

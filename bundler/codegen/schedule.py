@@ -50,6 +50,8 @@ from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
 from bundler.codegen.templates.product_kernel import write_product
+from bundler.codegen.templates.prologues import with_prologues
+from bundler.codegen.templates.split_products import split_products
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,
@@ -138,9 +140,11 @@ class _Scheduler:
         self._made: set[str] = set()
 
     def build(self) -> ScheduledProgram:
+        alive = self._alive(self._builder.nodes)
+        alive = with_prologues(self._builder, alive, self._outputs, self._graph.hints)
         nodes = [
             normalized(self._builder.pool, n) if isinstance(n, Loop) and not n.is_product else n
-            for n in self._alive(self._builder.nodes)
+            for n in split_products(self._builder, alive)
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.

@@ -26,6 +26,10 @@ def product(a, b):
     return torch.relu(a @ b)
 
 
+def fourier(a, b):
+    return torch.fft.rfft(a @ b).abs()
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,6 +63,21 @@ def test_the_text_is_shown_and_what_is_called_is_named(cli, module):
     told = json.loads(cli("generate", f"{module}:product", "--show", "--json").stdout)
     assert [fallback["operator"] for fallback in told["fallbacks"]] == ["aten.mm.default"]
     assert len(told["kernels"]) == 1
+
+
+def test_templates_leave_no_operator_or_say_so(cli, module):
+    """With all of them a product is a kernel; without, it is told that it could be."""
+    words = ("generate", f"{module}:product", "--show", "--json")
+    (called,) = json.loads(cli(*words, "--templates", "none").stdout)["fallbacks"]
+    assert called["operator"] == "aten.mm.default"
+    assert "templates='all'" in called["reason"]
+    told = json.loads(cli(*words, "--templates", "all").stdout)
+    assert not told["fallbacks"]
+    assert not told["program"]["operators"]
+    refused = cli("generate", f"{module}:fourier", "--show", "--templates", "all")
+    assert refused.exit_code != 0
+    assert "aten._fft_r2c.default" in refused.output
+    assert cli(*words, "--templates", "some").exit_code != 0
 
 
 def test_what_a_program_needs_is_told(cli, module):

@@ -38,13 +38,37 @@ PROGRAMS = {
         (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), (512, 256), (512,), (100, 512))),),
     ),
     "scores": (lambda q, k: q @ k.transpose(1, 2) * 0.125, (full(6, 128, 64), full(6, 50, 64))),
+    "quantized": (
+        lambda x, w, s: F.linear(x, w.to(x.dtype) * s),
+        (
+            full(4, 100, dtype=torch.bfloat16),
+            full(64, 100, dtype=torch.int8),
+            full(64, 1, dtype=torch.bfloat16),
+        ),
+    ),
+    "decode": (
+        lambda x, w: F.relu(F.linear(x, w)),
+        (full(1, 4096, dtype=torch.bfloat16), full(64, 4096, dtype=torch.bfloat16)),
+    ),
+    "scaled": (
+        lambda a, b, one, other: torch._scaled_mm(a, b.t(), one, other, out_dtype=torch.bfloat16),
+        (
+            *(full(*s).to(torch.float8_e4m3fn) for s in ((32, 64), (48, 64))),
+            full(32, 1),
+            full(1, 48),
+        ),
+    ),
+    "patches": (
+        lambda x, w, b, p: F.conv2d(x, w, b, stride=4).flatten(2).transpose(1, 2) + p,
+        (full(2, 3, 32, 32), full(64, 3, 4, 4), full(64), full(64, 64)),
+    ),
     "lists": (
         lambda *given: torch._foreach_norm(given),
         (full(3000), full(40), full(5, 8), full(40)),
     ),
 }
 # Whose products are kernels.
-TEMPLATES = {"linear_gate", "scores"}
+TEMPLATES = {"linear_gate", "scores", "quantized", "decode", "scaled", "patches"}
 
 
 def text_of(name):

@@ -81,6 +81,8 @@ def matrices(draw, length):
     return drawn(*sizes, dtype=dtype)
 
 
+# What operands are computed by, exactly.
+BEFORE = [lambda a: a, lambda a: a * 2, torch.abs, lambda a: a.clamp(-1, 1)]
 SIZES = st.one_of(
     st.integers(0, 3), st.integers(4, 40), st.sampled_from([16, 32, 64, 65, 128, 130])
 )
@@ -89,7 +91,7 @@ SIZES = st.one_of(
 @st.composite
 def problems(draw):
     """Return two factors, and what may be added to their product."""
-    rows, columns, length = draw(SIZES), draw(SIZES), draw(SIZES)
+    rows, columns, length = draw(SIZES), draw(SIZES), draw(st.one_of(SIZES, st.just(2048)))
     dtype = draw(st.sampled_from(DTYPES))
     batches = [(), (2,), (1,), (3, 2), (1, 2)]
     left = draw(matrices((rows, length, draw(st.sampled_from(batches)), dtype)))
@@ -101,8 +103,8 @@ def drawn_products(count):
     """Compare products of drawn shapes, strides and dtypes."""
 
     @settings(max_examples=count, deadline=None, derandomize=True, database=None)
-    @given(problems(), st.booleans())
-    def compared(problem, is_relu):
+    @given(problems(), st.booleans(), st.sampled_from(BEFORE), st.sampled_from(BEFORE))
+    def compared(problem, is_relu, one, other):
         torch.manual_seed(0)
         left, right = problem
         if len(left.shape) > 2 and len(right.shape) > 2:
@@ -110,8 +112,12 @@ def drawn_products(count):
                 torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
             except RuntimeError:
                 right = right.reshape(-1, *right.shape[-2:])[0] if right.numel() else right[0]
-        function = (lambda a, b: (a @ b).relu()) if is_relu else torch.matmul
-        checked(function, [left, right], lambda a, _: a, lambda _, b: b)
+
+        def function(a, b):
+            product = one(a) @ other(b)
+            return product.relu() if is_relu else product
+
+        checked(function, [left, right], lambda a, _: one(a), lambda _, b: other(b))
 
     compared()
 
@@ -206,6 +212,170 @@ def changed_inputs():
     torch.testing.assert_close(given, expected)
 
 
+def prologues():
+    """Compute operands where they are loaded: casts, scales, a norm, gates; with lengths that are
+    no multiple of a block, where of zeros something else is computed.
+    """
+    half = torch.bfloat16
+    x, w, g = drawn(5, 100), drawn(40, 100), drawn(100)
+    eight = torch.randint(-8, 8, (40, 100), dtype=torch.int8)
+    scale = torch.rand(40, 1) + 0.5
+    for function, inputs, left, right in (
+        (
+            lambda x, w: F.linear(x.float(), w.float()),
+            [x.to(half), w.to(half)],
+            lambda x, w: x,
+            lambda x, w: w.t(),
+        ),
+        (
+            lambda x, w, s: F.linear(x, w.to(x.dtype) * s),
+            [x, eight, scale],
+            lambda x, w, s: x,
+            lambda x, w, s: (w.double() * s).t(),
+        ),
+        (
+            lambda x, g, w: F.linear(x * (x.square().mean(-1, keepdim=True) + 1).rsqrt() * g, w),
+            [x, g, w],
+            lambda x, g, w: x * g,
+            lambda x, g, w: w.t(),
+        ),
+        (
+            lambda x, w: (x.exp() + 1) @ (w.t().cos() - 3),
+            [x, w],
+            lambda x, w: x.exp() + 1,
+            lambda x, w: w.t().cos().abs() + 3,
+        ),
+        (
+            lambda x, w: torch.bmm(x.expand(3, 5, 100) * 2, (w / 3).t().expand(3, 100, 40)),
+            [x, w],
+            lambda x, w: (2 * x).expand(3, 5, 100),
+            lambda x, w: w.t() / 3,
+        ),
+    ):
+        program = checked(function, inputs, left, right, slope=4.0)
+        sums = "mean" in "".join(program.sources)
+        assert len(program.sources) == 1 + sums, list(program.sources)
+    # Rounded as it would be if it was stored, so that no bit differs.
+    for dtype in (half, torch.float16):
+        a, b, w = drawn(5, 128, dtype=dtype), drawn(5, 128, dtype=dtype), drawn(64, 128).to(dtype)
+        one = generate(lambda a, b, w: F.linear(F.silu(a) * b, w), [a, b, w], options=TEMPLATES)
+        (got,) = one.run(a, b, w)
+        two = generate(lambda a, b: F.silu(a) * b, [a, b])
+        last = generate(F.linear, [a, w], options=TEMPLATES)
+        assert len(one.sources) == 1
+        assert torch.equal(got, last.run(two.run(a, b)[0], w)[0])
+
+
+def wide_prologues():
+    """Convert 8-bit floats where they are loaded, which needs blocks of some length."""
+    for length, kernels in ((96, 1), (32, 2)):
+        w = drawn(33, length).to(torch.float8_e4m3fn)
+        x = drawn(4, length, dtype=torch.bfloat16)
+        program = generate(lambda x, w: F.linear(x, w.to(x.dtype)), [x, w], options=TEMPLATES)
+        assert len(program.sources) == kernels
+        expected = x.double() @ w.double().t()
+        torch.testing.assert_close(program.run(x, w)[0].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def split_sums():
+    """Sum up pieces of few rows and columns, and compute of their sum what follows."""
+    left, right = (lambda a, *_: a), (lambda a, b, *_: b)
+    for dtype, function, more in (
+        (torch.float32, torch.mm, ()),
+        (torch.bfloat16, lambda a, b, c: F.gelu(a @ b + c), ((40,),)),
+        (torch.float16, lambda a, b, c: torch.addmm(c, a, b), ((40,),)),
+        (torch.bfloat16, lambda a, b: (a * 2) @ b, ()),
+    ):
+        inputs = [drawn(*sizes, dtype=dtype) for sizes in ((3, 2048), (2048, 40), *more)]
+        program = checked(function, inputs, left, right, 8.0, slope=2.0)
+        assert "znumel = 4" in "".join(program.sources.values())
+        assert len(program.sources) == 2
+        assert torch.equal(program.run(*inputs)[0], program.run(*inputs)[0])
+    # A row and a column: a number.
+    checked(torch.mm, [drawn(1, 4096), drawn(4096, 1)], lambda a, _: a, lambda _, b: b)
+
+
+EIGHT = torch.float8_e4m3fn
+
+
+def scaled():
+    """Multiply 8-bit floats with scales of the whole, or of rows and columns; a bias; results in
+    each dtype; zeros beyond what is summed up, which is 16 or more.
+    """
+
+    def function(a, b, one, other, bias=None, *, dtype=torch.bfloat16, fast=False):
+        return torch._scaled_mm(
+            a, b.t(), one, other, bias=bias, out_dtype=dtype, use_fast_accum=fast
+        )
+
+    for rows, columns, length in ((20, 48, 16), (1, 32, 144), (33, 16, 64)):
+        a, b = drawn(rows, length).to(EIGHT), drawn(columns, length).to(EIGHT)
+        bias = drawn(columns, dtype=torch.bfloat16)
+        whole = torch.tensor(0.7), torch.tensor([1.3])
+        each = torch.rand(rows, 1) + 0.5, torch.rand(1, columns) + 0.5
+        kinds = {
+            20: [([], torch.bfloat16, False), ([bias], torch.bfloat16, True)],
+            1: [([], torch.float32, False)],
+            33: [([bias.half()], torch.float16, False)],
+        }
+        for scales in (whole, each):
+            for more, dtype, fast in kinds[rows]:
+                how = {"dtype": dtype, "fast": fast}
+                inputs = [a, b, *scales, *more]
+                program = generate(lambda *g: function(*g, **how), inputs, options=TEMPLATES)  # noqa: B023
+                assert len(program.sources) == 1
+                (source,) = program.sources.values()
+                assert ("max_num_imprecise_acc=R0_BLOCK" in source) != fast
+                (got,) = program.run(*inputs)
+                left, right = a.double() * scales[0], b.double().t() * scales[1]
+                exact = left @ right + (more[0].double() if more else 0.0)
+                steps = (length + MORE) * 2.0**-24
+                added = more[0].double().abs() if more else 0.0
+                bound = steps * (left.abs() @ right.abs() + added) + ROUNDED[dtype] * exact.abs()
+                assert got.dtype == dtype
+                assert ((got.double() - exact).abs() <= bound * 1.01).all()
+
+
+def patches():
+    """Convolve windows that do not overlap, in one dimension, two and three, whatever is left over
+    at the end of an image, in either order of memory.
+    """
+    last = torch.channels_last
+    for images, weight, bias in (
+        (drawn(2, 3, 12, 17), drawn(20, 3, 4, 4), drawn(20)),
+        (drawn(2, 3, 12, 17), drawn(20, 3, 4, 4), None),
+        (drawn(2, 3, 12, 17).to(memory_format=last), drawn(20, 3, 4, 4), drawn(20)),
+        (drawn(3, 5, 6, 7), drawn(9, 5, 1, 1), drawn(9)),
+        (drawn(2, 4, 10), drawn(7, 4, 3), drawn(7)),
+        (drawn(2, 4, 4, 6, 5), drawn(7, 4, 2, 2, 2), drawn(7)),
+    ):
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
+        given = [images, weight] if bias is None else [images, weight, bias]
+        stride = weight.shape[2:]
+
+        def function(images, weight, bias=None, convolve=convolve, stride=stride):
+            return convolve(images, weight, bias, stride=stride).relu()
+
+        program = generate(function, given, options=TEMPLATES)
+        assert len(program.sources) == 1, list(program.sources)
+        (got,), expected = program.run(*given), function(*given)
+        assert got.stride() == expected.stride()
+        exact = function(*(item.double() for item in given))
+        absolute = [item.double().abs() for item in given]
+        bound = (weight[0].numel() + MORE) * 2.0**-24 * function(*absolute) * 1.01
+        assert ((got.double() - exact).abs() <= bound).all()
+    images, weight = drawn(2, 3, 8, 12), drawn(16, 3, 4, 4)
+    places = drawn(6, 16)
+    program = generate(
+        lambda x, w, p: F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2) + p,
+        [images, weight, places],
+        options=TEMPLATES,
+    )
+    assert len(program.sources) == 1
+    expected = F.conv2d(images, weight, stride=4).flatten(2).transpose(1, 2) + places
+    torch.testing.assert_close(program.run(images, weight, places)[0], expected)
+
+
 def other_dtypes():
     """Multiply integers and float64, which no matrix unit has."""
     for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.float64):
@@ -250,16 +420,23 @@ def measured():
     from tools.codegen import products
 
     for dtype in products.DTYPES:
-        found = products.problem((33, 50, 40), dtype, "cpu")
-        found.kernel.run(*found.arguments)
-        result = next(a for a in found.arguments if getattr(a, "shape", ()) == (33, 50))
-        torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
-        assert 0 < products.off(found, dtype) <= 1
+        for rows, columns, length in ((33, 64, 48), (1, 16, 2048)):
+            found = products.problem((rows, columns, length), dtype, "cpu")
+            for kernel, arguments in found.launches:
+                kernel.run(*arguments)
+            result = found.launches[-1][1]
+            sizes = (rows, columns)
+            result = next(a for a in result if getattr(a, "shape", ()) == sizes)
+            torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
+            assert 0 < products.off(found, dtype) <= 1
+    assert len(set(products.SHAPES)) == 30
     rows = [{"cublas_ms": 2.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)]
     assert products.summary(rows) == {
         "speed": 1.0,
         "least_speed": 0.5,
         "chosen_over_tuned": 1.5,
+        "most_chosen_over_tuned": 3.0,
+        "passes": False,
     }
 
 
@@ -308,9 +485,14 @@ CASES = {
         epilogues,
         changed_inputs,
         other_dtypes,
+        patches,
+        prologues,
         repeated,
+        scaled,
+        split_sums,
         changing_sizes,
         measured,
         modules,
+        wide_prologues,
     )
 }

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,20 @@ def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
+def test_numbers_of_operands_that_are_computed_split_scaled_or_cut(interpreted):
+    """Operands computed where they are loaded, sums in pieces, 8-bit floats, patches of images."""
+    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches")
+    assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
+
+
 @pytest.mark.slow
-def test_any_shape_any_strides_any_module(interpreted):
-    """Drawn: no rows, one, odd ones; transposed, sliced, repeated; each dtype. Integers, sizes that
-    change, and whole modules.
+@pytest.mark.parametrize(
+    "cases", [("100",), ("other_dtypes", "changing_sizes", "measured", "modules")], ids=" ".join
+)
+def test_any_shape_any_strides_any_module(interpreted, cases):
+    """Drawn: no rows, one, odd ones; transposed, sliced, repeated, computed; each dtype. Integers,
+    sizes that change, and whole modules.
     """
-    cases = ("100", "other_dtypes", "changing_sizes", "measured", "modules")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -84,9 +93,18 @@ def test_a_program_calls_no_operator_and_says_so():
             1,
             "what leaves the graph too is stored beside it",
         ),
-        (lambda a, b: (a @ b).relu() * (a @ (b + 1)), 3, "a kernel has one product"),
+        (lambda a, b: (a @ b).relu() * (a @ (b + 1)), 2, "a kernel has one product"),
         (lambda a, b: (a @ b).softmax(1), 2, "rows are reduced by another kernel"),
-        (lambda a, b: (a + 1) @ b, 2, "operands are read from memory"),
+        (lambda a, b: (a + 1) @ b.sigmoid(), 1, "operands are computed where they are loaded"),
+        (
+            lambda a, b: (lambda c: (c @ b, c.T @ b))(a + 1),
+            3,
+            "an operand that others read too is stored",
+        ),
+        (lambda a, b: (lambda c: (c @ b, c))(a + 1), 2, "so is one that leaves the program"),
+        (lambda a, b: (lambda c: c @ c.T)(a.exp()), 2, "and one that is read twice"),
+        (lambda a, b: (a * torch.arange(32.0)) @ b, 2, "and what is no tensor's"),
+        (lambda a, b: a[(a[:, 0] > 0).long()] @ b, 2, "and what values decide where it is"),
         (lambda a, b: ((a @ b) + 1).t().contiguous(), 2, "a transposed result is no epilogue"),
         (lambda a, b: (a.t() @ b.t()).t(), 1, "a transposed operand is read where it lies"),
         (lambda a, b: (a @ b) @ b, 2, "a product of a product"),
@@ -101,6 +119,95 @@ def test_what_shares_a_kernel_with_a_product(function, kernels, why):
     """Only what is computed of each element and stored."""
     program = generated(function, full(32, 32), full(32, 32))
     assert len([s for s in program.plan.steps if isinstance(s, Launch)]) == kernels, why
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kernels", "why"),
+    [
+        (1, 1024, 1, "few rows hide what is read more often"),
+        (256, 128, 1, "a block of columns reads no more than was stored"),
+        (256, 4096, 2, "each of many blocks would read both"),
+    ],
+)
+def test_an_operand_of_two_tensors_is_computed_where_that_reads_no_more(
+    rows, columns, kernels, why
+):
+    """Else it is stored once, and read as often as any."""
+    half = torch.bfloat16
+    gate, weight = full(rows, 512, dtype=half), full(columns, 512, dtype=half)
+    program = generated(
+        lambda a, b, w: torch.nn.functional.linear(a.sigmoid() * b, w), gate, gate + 1, weight
+    )
+    assert len(program.sources) == kernels, why
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "length", "pieces"),
+    [
+        (1, 1024, 4096, 4),
+        (1, 64, 8192, 16),
+        (16, 4096, 4096, 1),
+        (1, 1024, 4000, 1),
+        (1, 64, 1024, 1),
+        (512, 512, 8192, 2),
+        (2048, 2048, 2048, 1),
+        (1, 64, 2048 + 128, 1),
+    ],
+)
+def test_few_rows_and_columns_are_summed_up_in_pieces(rows, columns, length, pieces):
+    """As many as keep a device busy, each long enough and of one length without masks."""
+    program = generated(torch.mm, full(rows, length), full(length, columns))
+    launches = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert launches[0].sizes["znumel"] == pieces
+    assert len(launches) == 1 + (pieces > 1)
+    assert "r0_row < r0_numel" not in next(iter(program.sources.values())) or length == 4000
+
+
+def test_what_changes_in_between_is_read_before():
+    """An operand is stored where an operator that is called writes what it is computed of."""
+    from bundler.codegen.loops.lazy_tensors import GraphBuilder
+    from bundler.codegen.templates.prologues import with_prologues
+
+    graph = lower_graph(trace(lambda a, b: (a + 1) @ b, [full(8, 8), full(8, 8)]), templates=True)
+    builder = graph.builder
+    assert isinstance(builder, GraphBuilder)
+    (stored, product) = builder.nodes
+    assert with_prologues(builder, builder.nodes, (), {})[0].is_product
+    (read,) = stored.reads
+    changed = replace(stored, buffer=read)
+    kept = with_prologues(builder, [stored, changed, product], (), {})
+    assert kept == [stored, changed, product]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "words"),
+    [
+        (
+            lambda a, s: torch._scaled_mm(a, a.t(), s, s),
+            (full(16, 16).to(torch.float8_e4m3fn), full()),
+            "a result in float8_e4m3fn",
+        ),
+        (
+            lambda x, w: torch.conv2d(x, w, stride=2, padding=2),
+            (full(1, 3, 8, 8), full(4, 3, 2, 2)),
+            "windows do not overlap",
+        ),
+        (
+            lambda x, w: torch.conv2d(x, w, stride=2, groups=3),
+            (full(1, 3, 8, 8), full(6, 1, 2, 2)),
+            "windows do not overlap",
+        ),
+        (
+            lambda x, w: torch.conv_transpose2d(x, w, stride=2),
+            (full(1, 3, 8, 8), full(3, 4, 2, 2)),
+            "windows do not overlap",
+        ),
+    ],
+)
+def test_what_is_no_product_is_refused_with_the_reason(function, inputs, words):
+    """What a kernel would compute otherwise, or not at all."""
+    with pytest.raises(UnsupportedOperator, match=words):
+        generated(function, *inputs)
 
 
 def test_what_is_stored_in_16_bits_is_read_with_these_bits():
@@ -231,6 +338,50 @@ def test_no_group_has_two_products():
     program = generated(lambda a, b: (a @ b) + (a @ b.t()), full(16, 16), full(16, 16))
     assert all(source.count("tl.dot(") == 1 for source in program.sources.values())
     assert LoopGroup((), ()).product is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_prologues_pieces_and_patches_compile_for_both_makers(dtype, tmp_path):
+    """Ahead of time: an operand of 8 bits, one with the scale of each row, a split sum, patches."""
+
+    def function(x, rows, w, scale, long, other, images, filters):
+        eight = torch.nn.functional.linear(x * rows, w.to(dtype) * scale)
+        patches = torch.conv2d(images, filters, stride=4).flatten(2).transpose(1, 2)
+        return eight, torch.nn.functional.gelu(long @ other), patches + 1
+
+    sizes = (((50, 72), (50, 1), (40, 72), (40, 1), (3, 2048), (2048, 40)), ((2, 3, 12, 13),))
+    given = [full(*one, dtype=dtype) for one in (*sizes[0], *sizes[1], (8, 3, 4, 4))]
+    given[2] = given[2].to(torch.int8)
+    options = GenerateOptions(templates="all", sources=str(tmp_path))
+    program = generate(function, given, options=options)
+    targets = (*TARGETS, "cuda:80", "cuda:100")
+    assert len(program.kernels) == 4
+    assert len(program.build(targets).kernels) == len(targets) * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "targets"),
+    [
+        (torch.float8_e4m3fn, ("cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950")),
+        (torch.float8_e4m3fnuz, ("hip:gfx942",)),
+    ],
+)
+@pytest.mark.parametrize("fast", [False, True])
+def test_products_of_8_bit_floats_compile_where_they_are(dtype, targets, fast, tmp_path):
+    """Each candidate; and are refused by name where the compiler has no such float."""
+    a, b = full(64, 256).to(dtype), full(96, 256).to(dtype)
+    scales = full(64, 1), full(1, 96)
+
+    def function(a, b, one, other):
+        return torch._scaled_mm(a, b.t(), one, other, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    options = GenerateOptions(templates="all", sources=str(tmp_path))
+    program = generate(function, [a, b, *scales], options=options)
+    assert program.build(targets, candidates=4).kernels
+    with pytest.raises(UnsupportedOperator, match=f"Triton has no {str(dtype)[6:]} there"):
+        program.build(["cuda:80"])
 
 
 @pytest.mark.slow

@@ -52,6 +52,10 @@ def golden(beside):
         "argmax",
         "linear_gate",
         "scores",
+        "quantized",
+        "decode",
+        "scaled",
+        "patches",
         "lists",
     ],
 )

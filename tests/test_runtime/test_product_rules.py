@@ -11,7 +11,11 @@ from bundler.errors import ConfigError
 from bundler.runtime import heuristics
 from bundler.runtime.heuristics.block_limits import max_block
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, Setting
-from bundler.runtime.heuristics.product_rules import LARGEST_BLOCKS, product_configs
+from bundler.runtime.heuristics.product_rules import (
+    LARGEST_BLOCKS,
+    largest_block,
+    product_configs,
+)
 
 H200 = Device("cuda", 132, major=9)
 # Shared memory of a program.
@@ -22,7 +26,7 @@ DEVICES = {
     Device("cuda", 40, major=7): 48 << 10,
     Device("hip", 304, warp_size=64): 64 << 10,
 }
-BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def sizes(z, y, x, r0_):
@@ -36,10 +40,10 @@ def tile(config):
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("operands", BYTES)
 def test_each_candidate_fits_sizes_and_shared_memory(device, operands):
-    """Blocks are powers of two within the limits that masks count on, never below 16, and so many
-    stages of both operands lie in shared memory, one less on AMD.
+    """Blocks are powers of two within the limits that masks count on, never below what matrix units
+    take, and so many stages of both operands lie in shared memory, one less on AMD.
     """
-    for numbers in itertools.product((1, 64), (1, 32, 4096), (16, 8192), (1, 64, 8192)):
+    for numbers in itertools.product((1, 64), (1, 33, 4096), (16, 8192), (1, 63, 8192)):
         hints = sizes(*numbers)
         found = product_configs(hints, Setting(device), operands=operands)
         assert found
@@ -48,7 +52,10 @@ def test_each_candidate_fits_sizes_and_shared_memory(device, operands):
             y, x, r = tile(config)
             for axis, block in zip(("y", "x", "r0_"), (y, x, r), strict=True):
                 assert block & (block - 1) == 0
-                assert 16 <= block <= min(LARGEST_BLOCKS[axis], max(16, hints[axis]))
+                least = 32 if operands == "fp8" and axis == "r0_" else 16
+                most = max(least, 1 << (hints[axis] - 1).bit_length())
+                assert least <= block <= min(LARGEST_BLOCKS[axis], most)
+                assert block <= largest_block(axis, hints[axis], operands)
             assert config.num_stages >= 1
             held = config.num_stages - device.is_hip
             assert held * (y + x) * r * BYTES[operands] <= DEVICES[device]
@@ -66,6 +73,30 @@ def test_the_first_candidate_fills_the_device():
     small = first(1, 512, 512, 4096)
     assert small[0] * small[1] <= 64 * 64
     assert first(64, 512, 512, 64) == (128, 256, 64)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("columns", [1024, 4096, 14336, 128256])
+def test_few_rows_are_read_by_many_programs(rows, columns):
+    """The other operand comes from memory once, by blocks of 16 rows, each as long as lets most
+    processors have a program.
+    """
+    y, x, r = tile(
+        product_configs(sizes(1, rows, columns, 4096), Setting(H200), operands="bf16")[0]
+    )
+    assert y == 16
+    assert r >= 64
+    assert -(-columns // x) >= min(columns // 32, 96)
+
+
+def test_sizes_count_as_they_are():
+    """A product of 2,304 columns has not as many programs as one of 4,096."""
+
+    def order(columns):
+        found = product_configs(sizes(1, 2048, columns, 4096), Setting(H200), operands="bf16")
+        return [tile(config)[:2] for config in found]
+
+    assert order(2304) != order(4096)
 
 
 def test_a_policy_that_wants_all_gets_all():
@@ -86,12 +117,12 @@ def test_a_deterministic_policy_leaves_the_first():
     [
         (sizes(1, 16, 16, 16), "int8"),
         ({"y": 16, "x": 16, "r0_": 16}, "bf16"),
-        (sizes(1, 100, 16, 16), "bf16"),
+        (sizes(1, 0, 16, 16), "bf16"),
     ],
 )
 def test_other_sizes_and_operands_are_refused(hints, operands):
     """A batch of one counts too."""
-    with pytest.raises(ConfigError, match=r"product: expected|power of two"):
+    with pytest.raises(ConfigError, match="product: expected"):
         product_configs(hints, Setting(H200), operands=operands)
 
 

@@ -64,6 +64,13 @@ _INPUTS = "example_inputs"
     "weights",
     "A file of safetensors, or its index: compare what the module needs with what is there.",
 )
+@option(
+    "--templates WHICH",
+    "Which operators of libraries become kernels, too: all, products of matrices among them, or"
+    " refuse a program that still calls one; or none, and call them.",
+    type=click.Choice(["all", "none"]),
+    default="none",
+)
 @flag("--show", "Print the generated kernels.")
 @flag(
     "--verify",
@@ -168,7 +175,14 @@ def _user_mistakes(*, debug: bool) -> Iterator[None]:
 
 
 def _generated(
-    path: str, inputs: Sequence[str], target: Target, *, name: str, verify: bool, **traced: Any
+    path: str,
+    inputs: Sequence[str],
+    target: Target,
+    *,
+    name: str,
+    verify: bool,
+    templates: str,
+    **traced: Any,
 ) -> Program:
     """Return the program of a function; `traced` is what `generate` is told of its tracing."""
     try:
@@ -190,7 +204,7 @@ def _generated(
         function = function()
     made = random_example if verify else example_tensor
     values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
-    options = GenerateOptions(name=name, verify=verify)
+    options = GenerateOptions(name=name, verify=verify, templates=templates)
     program = generate(function, values, options=options, **traced)
     if verify:
         if program.kernels and program.device == "cpu" and not program.is_interpreted:

@@ -140,6 +140,7 @@ class GraphBuilder:
         hints: symbol of a size -> its value in the example.
         precision: of products of float32 that become kernels, `ieee` or `tf32`; None where products
             are called.
+        operands: load of an operand of a product that was stored for it -> what it was computed as.
     """
 
     def __init__(self) -> None:
@@ -149,6 +150,7 @@ class GraphBuilder:
         self.deterministic = False
         self.hints: dict[sympy.Symbol, int] = {}
         self.precision: str | None = None
+        self.operands: dict[Term, Term] = {}
         self._count = self._seeds = 0
         # Buffers that belong to one tensor of torch's, and must not serve as another one's result.
         self._owned: set[str] = set()
@@ -328,6 +330,7 @@ class GraphBuilder:
         right: LazyTensor,
         layout: TensorLayout,
         origins: frozenset[str],
+        precision: str | None = None,
     ) -> LazyTensor:
         """Multiply matrices, or those of a batch one by one.
 
@@ -335,6 +338,7 @@ class GraphBuilder:
             left, right: of one dtype.
             layout: of the result.
             origins: names of the operators this comes from.
+            precision: as terms of products have it; None for the program's.
         """
         length = (left.sizes[-1],)
         outer, inner = variables("i", layout.sizes), variables("r", length)
@@ -344,7 +348,7 @@ class GraphBuilder:
             self._element_in_memory(left, (*batch, row, *inner), ranges),
             self._element_in_memory(right, (*batch, *inner, column), ranges),
         )
-        value = self.pool.make(PRODUCT, operands, "float32", (self.precision,))
+        value = self.pool.make(PRODUCT, operands, "float32", (precision or self.precision,))
         places = [
             sympy.Integer(0) if size == 1 else name
             for name, size in zip(outer, layout.sizes, strict=True)
@@ -370,7 +374,9 @@ class GraphBuilder:
             sympy.Integer(0) if size == 1 else index
             for index, size in zip(indices, tensor.sizes, strict=True)
         ]
-        return self.pool.load(found.buffer, sympy.expand(found.layout.index(single)), tensor.dtype)
+        load = self.pool.load(found.buffer, sympy.expand(found.layout.index(single)), tensor.dtype)
+        self.operands[load] = self.pool.cast(term, tensor.dtype)
+        return load
 
     def along_rows(
         self,

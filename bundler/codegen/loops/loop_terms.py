@@ -17,8 +17,9 @@ computed of it is computed once::
     sort           arguments (key,), details (first,): the keys of the row, which are integers that
                    differ, in their order; so many of the first are asked for
     argument       details (number,): an argument of a combination
-    product        arguments: the loads of an element of each matrix, details (precision,): the sum
-                   of their products along the reduced variable of the loop, `ieee` or `tf32`
+    product        arguments: an element of each matrix, loaded or computed of loads, details
+                   (precision,): the sum of their products along the reduced variable of the loop,
+                   `ieee` or `tf32`; of 8-bit floats `fast` where the sum may be rounded more often
     other names    an operator of `operation_text`; details are its options, (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.

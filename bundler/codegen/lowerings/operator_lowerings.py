@@ -22,7 +22,7 @@ from bundler.codegen.lowerings.masked_lowerings import MASKED
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.pointwise_lowerings import POINTWISE
 from bundler.codegen.lowerings.pooling_lowerings import POOLS
-from bundler.codegen.lowerings.product_lowerings import PRODUCTS
+from bundler.codegen.lowerings.product_lowerings import PRODUCTS, is_product
 from bundler.codegen.lowerings.random_lowerings import RANDOM
 from bundler.codegen.lowerings.reduction_lowerings import REDUCTIONS_BY_NAME
 from bundler.codegen.lowerings.scan_lowerings import SCANS
@@ -129,7 +129,14 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)
-    raise call.refusal("no kernel is generated for this operator")
+    raise call.refusal(_reason(builder, call))
+
+
+def _reason(builder: GraphBuilder, call: OperatorCall) -> str:
+    """Return why an operator that no table has is called."""
+    if builder.precision is None and is_product(call):
+        return "its kernel is a template, which templates='all' generates"
+    return "no kernel is generated for this operator"
 
 
 def _named(call: OperatorCall, tensor: LazyTensor) -> LazyTensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import sympy
 
@@ -24,13 +25,13 @@ from bundler.codegen.kernels.kernel_plan import (
     example_of,
     hint_of,
 )
-from bundler.codegen.kernels.kernel_shape import KernelShape, PlacedLoop
+from bundler.codegen.kernels.kernel_shape import KernelShape, Masks, PlacedLoop, Scope
 from bundler.codegen.kernels.memory_traffic import gigabytes
 from bundler.codegen.kernels.operation_text import Value
-from bundler.codegen.loops.data_types import data_type
+from bundler.codegen.loops.data_types import NumberKind, data_type, loaded_text, stored_text
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
-from bundler.codegen.loops.loop_terms import Term, TermPool
+from bundler.codegen.loops.loop_terms import Term, TermPool, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.templates.product_text import (
     ACCUMULATOR,
@@ -39,15 +40,20 @@ from bundler.codegen.templates.product_text import (
     head,
     sum_of_products,
 )
-from bundler.runtime.heuristics.block_limits import pow2_up
-from bundler.runtime.heuristics.product_rules import LARGEST_BLOCKS, LEAST_BLOCK
+from bundler.runtime.heuristics.product_rules import largest_block
 
 _BLOCKS = ("YBLOCK", "XBLOCK", "R0_BLOCK", "GROUP")
 # One matrix of the batch for each program.
 _BATCH = "z"
 _SUMMED = "r0_"
 # dtypes that have a product -> how rules of candidates name them.
-_OPERANDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_OPERANDS = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e4m3fnuz": "fp8",
+}
 
 
 def write_product(
@@ -69,8 +75,11 @@ def write_product(
     space = IterationSpace(group.dimensions)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded, [length])
     wide = bounds is None
+    operands = _operands(product)
     whole = frozenset(
-        prefix for prefix, size in (*group.dimensions, (_SUMMED, length)) if _is_whole(prefix, size)
+        prefix
+        for prefix, size in (*group.dimensions, (_SUMMED, length))
+        if _is_whole(prefix, size, operands)
     )
     shape = KernelShape(
         space, False, whole, wide, removed, asserted, upcast, scalars=frozenset({_BATCH})
@@ -97,7 +106,7 @@ def write_product(
         parameters=parameters,
         blocks=_BLOCKS,
         body=(*fixed, *head(masked, batched=not batch, wide=wide), *body),
-        hints={prefix: pow2_up(hint_of(size, size_hints)) for prefix, size in dimensions},
+        hints={prefix: max(1, hint_of(size, size_hints)) for prefix, size in dimensions},
         reduction_hint="DEFAULT",
         changed=arguments.changed,
         counts={
@@ -114,7 +123,7 @@ def write_product(
         asserts=writer.num_assert > 0,
         examples=examples,
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
-        facts={"operands": _operands(product)},
+        facts={"operands": operands},
     )
 
 
@@ -126,24 +135,40 @@ def _operands(product: Loop) -> str:
 
 
 def _precision(product: Term) -> str:
-    """Return what float32 is multiplied as; nothing for other dtypes."""
-    return str(product.details[0]) if product.terms[0].dtype == "float32" else ""
+    """Return how exactly float32 or 8-bit floats are multiplied; nothing for other dtypes."""
+    dtype, asked = product.terms[0].dtype, str(product.details[0])
+    if data_type(dtype).kind is NumberKind.FLOAT8:
+        return "fast" if asked == "fast" else "exact"
+    return asked if dtype == "float32" else ""
 
 
-def _is_whole(prefix: str, size: sympy.Expr) -> bool:
-    """Whether no block goes beyond a dimension: a block is a power of two, no larger than its
-    limit, nor than the size rounded up.
-    """
+def _is_whole(prefix: str, size: sympy.Expr, operands: str) -> bool:
+    """Whether no block goes beyond a dimension."""
     if prefix == _BATCH:
         return True
-    if not size.is_Integer:
-        return False
-    most = min(LARGEST_BLOCKS[prefix], max(pow2_up(int(size)), LEAST_BLOCK))
-    return bool(size % most == 0)
+    return bool(size.is_Integer and size % largest_block(prefix, int(size), operands) == 0)
+
+
+class _Side(NamedTuple):
+    """An operand that is written: what stands for the summed variable, the prefix of the other
+    dimension of its blocks, and their shape.
+    """
+
+    lanes: str
+    along: str
+    block: str
+
+
+_LEFT = _Side(LEFT_LANES, "y", "[YBLOCK, R0_BLOCK]")
+_RIGHT = _Side(RIGHT_LANES, "x", "[R0_BLOCK, XBLOCK]")
 
 
 class _ProductBody(BodyWriter):
     """Writes the loops of a kernel of which one is a product."""
+
+    # The operand that is written, and the variable that is summed up.
+    _side: _Side | None = None
+    _summed: sympy.Symbol
 
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
@@ -151,12 +176,14 @@ class _ProductBody(BodyWriter):
             return
         self._tell(item)
         left, right = item.value.terms
-        (summed,) = item.loop.reduced
+        (self._summed,) = item.loop.reduced
+        computed: list[str] = []
         blocks = (
-            self._operand(left, summed, LEFT_LANES, "y", "[YBLOCK, R0_BLOCK]"),
-            self._operand(right, summed, RIGHT_LANES, "x", "[R0_BLOCK, XBLOCK]"),
+            self._operand(left, _LEFT, computed),
+            self._operand(right, _RIGHT, computed),
         )
-        lines = sum_of_products(blocks, _precision(item.value), wide=self._shape.wide)
+        precision = _precision(item.value)
+        lines = sum_of_products(blocks, computed, precision, wide=self._shape.wide)
         self._outer.lines += lines
         self.num_reduction += 1
         result, dtype = Value(ACCUMULATOR, "float32"), self._buffers[item.loop.buffer].layout.dtype
@@ -176,34 +203,69 @@ class _ProductBody(BodyWriter):
         self._outer.lines.append(f"{name} = {text}")
         return Value(name, dtype)
 
-    def _operand(self, load: Term, summed: sympy.Symbol, lanes: str, along: str, block: str) -> str:
-        """Return the text of a block of an operand, as it lies in memory, zeros beyond its end.
+    def _operand(self, term: Term, side: _Side, computed: list[str]) -> str:
+        """Return the text of a block of an operand, zeros beyond its end; adds the lines that
+        compute it.
+        """
+        self._symbols[self._summed] = Value(side.lanes, "int64" if self._shape.wide else "int32")
+        if term.operator == "load":
+            return self._block(term, side)
+        self._side, self._inner = side, Scope()
+        value = self._value(term, ())
+        computed += self._inner.lines
+        self._side = self._inner = None
+        text = value.text
+        if _SUMMED not in self._shape.constant_masks:
+            # Of zeros something else may have been computed.
+            text = f"tl.where({side.lanes} < r0_numel, {text}, 0.0)"
+        text = stored_text(text, term.dtype)
+        indices = [index for _, index, _ in loads_of(term)]
+        along = {d.prefix for index in indices for d in self._space.dimensions_of(index)}
+        whole = side.along in along and any(index.has(self._summed) for index in indices)
+        return text if whole else f"tl.broadcast_to({text}, {side.block})"
+
+    def _scope_of(self, term: Term, masks: Masks) -> Scope:
+        if self._side is None or self._inner is None:
+            return super()._scope_of(term, masks)
+        # What is the same for all that is summed up is computed in front of the loop.
+        inside = any(index.has(self._summed) for _, index, _ in loads_of(term))
+        return self._inner if inside else self._outer
+
+    def _fetched(self, term: Term, masks: Masks, other: float) -> Value:
+        if self._side is None:
+            return super()._fetched(term, masks, other)
+        dtype = self._buffers[term.details[0]].layout.dtype
+        text = loaded_text(self._loaded_block(term, self._side, spread=False), dtype)
+        return self._line(term, masks, Value(text, dtype))
+
+    def _block(self, load: Term, side: _Side) -> str:
+        """Return the text of a block of an operand as it lies in memory."""
+        text = self._loaded_block(load, side, spread=True)
+        used = {d.prefix for d in self._space.dimensions_of(load.details[1])}
+        return text if side.along in used else f"tl.broadcast_to({text}, {side.block})"
+
+    def _loaded_block(self, load: Term, side: _Side, *, spread: bool) -> str:
+        """Return the text of a load, zeros beyond the end.
 
         Args:
             load: an element.
-            summed: the variable that is summed up.
-            lanes: what stands for that variable.
-            along: the other dimension of the block.
-            block: its shape.
+            side: which operand it is of.
+            spread: whether each lane has an address, also where it moves along nothing.
         """
         buffer, index, _ = load.details
-        self._symbols[summed] = Value(lanes, "int64" if self._shape.wide else "int32")
         address = self._index(index, load, ())
         used = {d.prefix for d in self._space.dimensions_of(index)}
+        summed = index.has(self._summed)
         # Each lane beyond the end has to be zero, so each needs an address.
-        if not index.has(summed):
-            address = self._spread(address, index, block)
-        masks = (
-            [f"{along}mask"] if along in used and along not in self._shape.constant_masks else []
-        )
-        if _SUMMED not in self._shape.constant_masks:
-            masks.append(f"({lanes} < r0_numel)")
+        if index.is_Integer:
+            shape = side.block if spread else "[1, 1]"
+            address = f"tl.full({shape}, {address}, {self._index_type})"
+        elif spread and not summed:
+            address = f"tl.broadcast_to({address}, {side.block})"
+        constant = self._shape.constant_masks
+        masks = [f"{side.along}mask"] if side.along in used and side.along not in constant else []
+        if (summed or spread) and _SUMMED not in constant:
+            masks.append(f"({side.lanes} < r0_numel)")
         self.num_load += 1
         mask = f"{' & '.join(masks)}, other=0.0" if masks else "None"
-        text = f"tl.load({self.arguments.read(buffer)} + ({address}), {mask})"
-        return text if along in used else f"tl.broadcast_to({text}, {block})"
-
-    def _spread(self, address: str, index: sympy.Expr, block: str) -> str:
-        if index.is_Integer:
-            return f"tl.full({block}, {address}, {self._index_type})"
-        return f"tl.broadcast_to({address}, {block})"
+        return f"tl.load({self.arguments.read(buffer)} + ({address}), {mask})"

@@ -35,12 +35,21 @@ accumulator = tl.zeros([YBLOCK, XBLOCK], tl.float32)
 for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
     r0_index = r0_offset + tl.arange(0, R0_BLOCK){wide}
     r0_row, r0_column = r0_index[None, :], r0_index[:, None]
+{computed}\
     left = {left}
     right = {right}
     accumulator = tl.dot(left, right, accumulator{precision})
 """
-# What `tl.dot` is told of float32; it is tf32 where the device has that, else float32.
-_PRECISIONS = {"": "", "ieee": ", input_precision='ieee'", "tf32": ", allow_tf32=True"}
+# What `tl.dot` is told of float32, which is tf32 where the device has that, else float32; and of
+# 8-bit floats, whose sums Hopper's matrix units keep in fewer bits than float32 has: a block's sum
+# alone, as cuBLAS does, or that of all blocks.
+_PRECISIONS = {
+    "": "",
+    "ieee": ", input_precision='ieee'",
+    "tf32": ", allow_tf32=True",
+    "exact": ", max_num_imprecise_acc=R0_BLOCK",
+    "fast": "",
+}
 
 
 def head(masked: Sequence[str], *, batched: bool, wide: bool) -> list[str]:
@@ -57,15 +66,19 @@ def head(masked: Sequence[str], *, batched: bool, wide: bool) -> list[str]:
     return [*lines, *(f"{prefix}mask = {prefix}index < {prefix}numel" for prefix in masked)]
 
 
-def sum_of_products(operands: tuple[str, str], precision: str, *, wide: bool) -> list[str]:
+def sum_of_products(
+    operands: tuple[str, str], computed: Sequence[str], precision: str, *, wide: bool
+) -> list[str]:
     """Return the lines that compute a block of the product as `ACCUMULATOR`.
 
     Args:
-        operands: texts of the loads of a block of each.
-        precision: `ieee` or `tf32` of float32, else empty.
+        operands: texts of a block of each.
+        computed: lines in front of them.
+        precision: `ieee` or `tf32` of float32, `exact` or `fast` of 8-bit floats, else empty.
         wide: whether indices have 64 bits.
     """
     filled = _SUM.format(
+        computed="".join(f"    {line}\n" for line in computed),
         left=operands[0],
         right=operands[1],
         precision=_PRECISIONS[precision],

@@ -27,6 +27,7 @@ from bundler.runtime.configs import (
     template_configs,
     user_configs,
 )
+from bundler.runtime.heuristics.block_limits import pow2_up
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
     HeuristicKind,
@@ -120,12 +121,13 @@ def product(
     hints: SizeHints, setting: Setting, *, operands: Operands, grid: GridLike, **launch: Any
 ) -> Decorator:
     """Give a product of matrices its candidates; arguments as `product_configs` and `pointwise`
-    have them.
+    have them. Its hints are the sizes themselves, no powers of two.
     """
     facts = replace(setting.facts, native_matmul=True, max_blocks=LARGEST_BLOCKS)
     setting = replace(setting, facts=facts)
     configs = product_configs(hints, setting, operands=operands)
-    return _decorator("product", configs, setting, hints, grid, launch)
+    rounded = {axis: pow2_up(size) for axis, size in hints.items()}
+    return _decorator("product", configs, setting, rounded, grid, launch)
 
 
 def mix_order_reduction(
