@@ -289,6 +289,7 @@ class CheckedMemory:
         self.integers: Any = getattr(memory, "integers", None)
         self.copied: Any = getattr(memory, "copied", None)
         self.graphs: Any = getattr(memory, "graphs", None)
+        self.workspaces: Any = getattr(memory, "workspaces", None)
         # Of a memory that takes tensors of every library as its own.
         self.tensor: Any = getattr(memory, "tensor", None)
         self.current_device: Any = getattr(memory, "current_device", nullcontext)
