@@ -114,13 +114,12 @@ class _Allocation:
         self._memory, self.size_bytes = memory, max(size_bytes, 1)
         #: Of the graph that is captured in this thread, where one is.
         self.arena = memory.arena
+        if self.arena is not None:
+            self._address = self.arena.allocate(self.size_bytes)
+            return
         # A stream is kept as long as memory that is to be freed on it.
         self._stream, self._kept = memory.current
-        self._address = (
-            memory.pool.allocate(self.size_bytes, self._stream)
-            if self.arena is None
-            else self.arena.allocate(self.size_bytes)
-        )
+        self._address = memory.pool.allocate(self.size_bytes, self._stream)
 
     @property
     def address(self) -> int:

@@ -122,15 +122,8 @@ class NativePool:
         find: Callable[[str, tuple[object, ...]], Any | None],
     ) -> None:
         self._driver, self._device, self._calls = driver, device, calls
-        found = {name: find(name, types) for name, types in calls.signatures.items()}
-        lacking = sorted(name for name, function in found.items() if function is None)
-        if lacking:
-            raise DriverError(
-                f"the library of {driver.backend} lacks {', '.join(lacking)}: update the driver",
-                lacking=lacking,
-            )
-        self._functions: dict[str, Any] = found
         self._find = find
+        self._functions: dict[str, Any] = self._found(calls.signatures)
         self._pool = ctypes.c_void_p()
         wanted = _Properties(_PINNED_ALLOCATION, 0, _ON_DEVICE, device)
         self._do(calls.create, self._pool, ctypes.byref(wanted))
@@ -247,15 +240,19 @@ class NativePool:
 
     def _do_graph(self, call: str, *arguments: Any) -> None:
         if call not in self._functions:
-            found = self._find(call, self._calls.graphs.signatures[call])
-            if found is None:
-                raise DriverError(
-                    f"the library of {self._driver.backend} lacks {call}, which graphs need: update"
-                    " the driver",
-                    lacking=[call],
-                )
-            self._functions[call] = found
+            self._functions |= self._found(self._calls.graphs.signatures)
         self._do(call, *arguments)
+
+    def _found(self, signatures: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
+        found = {name: self._find(name, types) for name, types in signatures.items()}
+        lacking = sorted(name for name, function in found.items() if function is None)
+        if lacking:
+            raise DriverError(
+                f"the library of {self._driver.backend} lacks {', '.join(lacking)}: update the"
+                " driver",
+                lacking=lacking,
+            )
+        return found
 
     def _status(self, call: str, *arguments: Any) -> int:
         self._driver.check_alive()
