@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama of the shape of 1 B parameters in plain PyTorch, with random weights, and two programs of
-it in one bundle, built without a GPU: `prefill` of a prompt, and `decode` of one token after another.
+"""A Llama of the shape of 1 B parameters in plain PyTorch, with random weights, and programs of it in
+one bundle, built without a GPU: `prefill_64` and `prefill_128` read a prompt of up to so many
+tokens, `decode` one token after another.
 
     python examples/llama.py --bundle llama.tbundle --weights llama.safetensors
     python examples/llama.py --tiny --bundle tiny.tbundle --weights tiny.safetensors
 
 `llama_run.py` runs the bundle where neither torch nor Triton is.  A conversation is a few tensors
-that stay on the device, and that both programs change in place: the tokens so far, how many there
+that stay on the device, and that the programs change in place: the tokens so far, how many there
 are, and keys and values of each layer.
 """
 
@@ -15,18 +16,22 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
+
+from bundler.codegen import GenerateOptions, build_programs, generate
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model and of its programs: a prompt has at most `bucket` tokens, prompt and answer
-    together at most `length`.
+    """Sizes of a model and of its programs: a prompt is read by the smallest of the `buckets` that
+    it fits into, and has at most `length` tokens together with its answer.
     """
 
     layers: int = 16
@@ -36,13 +41,13 @@ class Shape:
     head: int = 64
     hidden: int = 8192
     words: int = 128256
-    bucket: int = 64
+    buckets: tuple[int, ...] = (64, 128)
     length: int = 256
     dtype: torch.dtype = torch.bfloat16
 
 
 ONE_B = Shape()
-TINY = Shape(2, 64, 4, 2, 16, 128, 512, 16, 96, torch.float32)
+TINY = Shape(2, 64, 4, 2, 16, 128, 512, (16,), 96, torch.float32)
 EPSILON, THETA = 1e-5, 500000.0
 
 
@@ -76,6 +81,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(shape.width, dtype=shape.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return rows of one size, each number with a weight of its own."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
         return (wide * scale).to(x.dtype) * self.weight
@@ -93,7 +99,10 @@ class Layer(nn.Module):
             return nn.Linear(inputs, outputs, bias=False, dtype=shape.dtype)
 
         self.before, self.between = Norm(shape), Norm(shape)
-        self.project, self.output = product(shape.width, heads + 2 * keys), product(heads, shape.width)
+        self.project, self.output = (
+            product(shape.width, heads + 2 * keys),
+            product(heads, shape.width),
+        )
         self.gate, self.up = product(shape.width, shape.hidden), product(shape.width, shape.hidden)
         self.down = product(shape.hidden, shape.width)
 
@@ -124,7 +133,9 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.last = Norm(shape)
 
-    def forward(self, tokens: Tensor, places: Tensor, row: Tensor, caches: tuple[Tensor, ...]) -> Tensor:
+    def forward(
+        self, tokens: Tensor, places: Tensor, row: Tensor, caches: tuple[Tensor, ...]
+    ) -> Tensor:
         """Return the logits [1, words] of one row of `tokens`, which stand at `places`."""
         shape, device = self.shape, tokens.device
         steps = torch.arange(0, shape.head, 2, device=device) / shape.head
@@ -140,9 +151,9 @@ class Llama(nn.Module):
 class Prefill(nn.Module):
     """Reads a prompt: the first `count` tokens, of which there are at most `bucket`."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, bucket: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.bucket = model, bucket
 
     def forward(self, tokens: Tensor, count: Tensor, *caches: Tensor) -> Tensor:
         """Return the logits of the next token, which is written behind the others.
@@ -150,8 +161,8 @@ class Prefill(nn.Module):
         What stands behind the prompt has keys and values, too; each is written again before some
         token may look at it.
         """
-        places = torch.arange(self.model.shape.bucket, device=tokens.device)
-        logits = self.model(tokens[: len(places)], places, count - 1, caches)
+        places = torch.arange(self.bucket, device=tokens.device)
+        logits = self.model(tokens[: self.bucket], places, count - 1, caches)
         return _with_next(logits, tokens, count)
 
 
@@ -185,11 +196,12 @@ def state(shape: Shape, device: str = "cpu") -> list[Tensor]:
     ]
 
 
-def model_of(shape: Shape, seed: int = 0) -> Llama:
+def model_of(shape: Shape, seed: int = 0, device: str = "cpu") -> Llama:
     """Return a model with random weights, the same for each seed."""
     torch.manual_seed(seed)
-    model = Llama(shape).requires_grad_(False)
-    for name, weight in model.named_parameters():
+    with torch.device(device):
+        model = Llama(shape).requires_grad_(False)
+    for weight in model.parameters():
         if weight.dim() > 1:
             weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]))
         else:
@@ -197,31 +209,29 @@ def model_of(shape: Shape, seed: int = 0) -> Llama:
     return model
 
 
-def programs_of(model: Llama, device: str | None = None) -> list:
-    """Return the programs `prefill` and `decode`, which call no operator of torch."""
-    from bundler.codegen import GenerateOptions, generate
+def entries_of(model: Llama) -> dict[str, nn.Module]:
+    """Return what programs are made of, by their names."""
+    prefills = {f"prefill_{bucket}": Prefill(model, bucket) for bucket in model.shape.buckets}
+    return {**prefills, "decode": Decode(model)}
 
+
+def programs_of(model: Llama, device: str | None = None) -> list[Any]:
+    """Return the programs, which call no operator of torch; weights are `model.` and their name."""
+    example = state(model.shape, str(model.last.weight.device))
     return [
-        generate(
-            kind(model),
-            state(model.shape),
-            device=device,
-            options=GenerateOptions(name=kind.__name__.lower(), templates="all"),
-        )
-        for kind in (Prefill, Decode)
+        generate(entry, example, device=device, options=GenerateOptions(name=name, templates="all"))
+        for name, entry in entries_of(model).items()
     ]
 
 
 def main() -> None:
     """Save weights, and build the bundle."""
-    from safetensors.torch import save_file
-
-    from bundler.codegen import build_programs
-
     line = argparse.ArgumentParser(description=__doc__)
     line.add_argument("--bundle", default="llama.tbundle")
     line.add_argument("--weights", default="llama.safetensors")
-    line.add_argument("--target", action="append", help=f"such as {TARGETS[1]}; {', '.join(TARGETS)}")
+    line.add_argument(
+        "--target", action="append", help=f"such as {TARGETS[1]}; {', '.join(TARGETS)}"
+    )
     line.add_argument("--tiny", action="store_true")
     line.add_argument("--workers", type=int, help="processes that compile; one a core")
     options = line.parse_args()
@@ -229,7 +239,6 @@ def main() -> None:
     programs = programs_of(model, device="cuda")
     targets = options.target or TARGETS
     build_programs(programs, targets, workers=options.workers).save(options.bundle)
-    # `Prefill` and `Decode` have the model as `model`, and so are its weights called.
     save_file({f"model.{name}": one for name, one in model.state_dict().items()}, options.weights)
 
 

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     )
     from bundler.codegen.program_policy import ProgramPolicy
 
-__all__ = ["FallbackCall", "GenerateOptions", "Program", "ProgramPolicy", "build_programs", "generate"]
+__all__ = [
+    "FallbackCall",
+    "GenerateOptions",
+    "Program",
+    "ProgramPolicy",
+    "build_programs",
+    "generate",
+]
 
 # Hidden from type checkers: to them it would make every misspelt name an `Any`.
 if not TYPE_CHECKING:

@@ -16,7 +16,6 @@ from bundler.format.bundle_union import merge  # noqa: E402
 from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program, load_programs  # noqa: E402
 
-
 CONSTANTS = {"constant0": np.ones(48, "float32")}
 
 

@@ -82,10 +82,10 @@ def load_program(
             run on the CPU and do what they like; `signed` where a trusted key has to vouch for
             that.
         graphs: launch repeated calls as one CUDA graph each, where that can be done and nobody has
-            results that it would write over; the memory is a `TorchMemory` then.
+            results that it would write over; the memory is a `DeviceMemory` or a `TorchMemory`.
 
     Raises:
-        ConfigError: graphs of a memory that is not torch's; a weight has another dtype or shape
+        ConfigError: graphs of a memory that has none; a weight has another dtype or shape
             than the program's.
         NotFound: the bundle has no such program, none of its kernels is for the device, no library
             registers an operator that it calls, or a weight is not there.

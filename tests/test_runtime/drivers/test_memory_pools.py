@@ -194,7 +194,7 @@ def test_a_library_without_graphs_is_refused(driver, fake, in_use):
     found = driver._library.find
     driver._library.find = lambda name, types=None: None if "Graph" in name else found(name, types)
     memory = DeviceMemory(driver=driver)
-    with pytest.raises(DriverError, match="lacks .*GraphInstantiateWithFlags"):
+    with pytest.raises(DriverError, match=r"lacks .*GraphInstantiateWithFlags"):
         memory.graphs().captured(tuple)
 
 
@@ -228,7 +228,16 @@ def test_cuda_declares_what_pools_call(name):
     if plain != name:
         assert re.search(rf"define {plain} +(__CUDA_API_PTSZ\()?{name}\b", text)
     declared = re.search(rf"CUresult CUDAAPI {plain}\(([^)]*)\)", text)[1]
-    wide = ("*", "CUgraph", "long long", "CUdeviceptr", "CUstream ", "CUevent", "CUmemoryPool", "size_t")
+    wide = (
+        "*",
+        "CUgraph",
+        "long long",
+        "CUdeviceptr",
+        "CUstream ",
+        "CUevent",
+        "CUmemoryPool",
+        "size_t",
+    )
     expected = [
         1 if "unsigned char" in one else 8 if any(word in one for word in wide) else 4
         for one in declared.split(",")
