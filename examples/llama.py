@@ -200,7 +200,8 @@ def model_of(shape: Shape, seed: int = 0, device: str = "cpu") -> Llama:
     """Return a model with random weights, the same for each seed."""
     torch.manual_seed(seed)
     with torch.device(device):
-        model = Llama(shape).requires_grad_(False)
+        model = Llama(shape)
+    model.requires_grad_(False)
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]))

@@ -80,6 +80,7 @@ def eager(llama: Any, shape: Any, folder: Path) -> dict[str, Any]:
     np.save(folder / "eager.npy", logits)
     ms = _timed(llama, shape, llama.entries_of(model))
     # What the model computes in float32 whatever its weights are, it computes in float64, too.
+    torch.set_default_dtype(torch.float64)
     with patch.object(torch.Tensor, "float", torch.Tensor.double):
         wide = llama.entries_of(model.double())
         state = [one.double() if one.is_floating_point() else one for one in _begun(llama, shape)]

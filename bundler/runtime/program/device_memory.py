@@ -123,7 +123,8 @@ class _Allocation:
 
     @property
     def address(self) -> int:
-        return self._address
+        found: int = self._address
+        return found
 
     def __del__(self) -> None:
         if hasattr(self, "_address"):
@@ -161,6 +162,17 @@ class _Streams(threading.local):
         self.used: list[tuple[int, Any]] = []
         #: What memory comes from while a graph is captured.
         self.arena: Any = None
+
+    @contextmanager
+    def captured(self, stream: DeviceStream, arena: Any) -> Iterator[None]:
+        """Work on a stream that is captured, with memory of its graph; nobody waits for anybody."""
+        self.used.append((stream.handle, stream))
+        self.arena = arena
+        try:
+            yield
+        finally:
+            self.arena = None
+            self.used.pop()
 
     def current(self) -> tuple[int, Any]:
         """Return the handle of the current stream, and what keeps it."""
@@ -257,17 +269,6 @@ class DeviceMemory:
         """What memory comes from in this thread while a graph is captured; else None."""
         return self._streams.arena
 
-    @contextmanager
-    def instead(self, stream: DeviceStream, arena: Any) -> Iterator[None]:
-        """Work on a stream that is captured, with memory of its graph; nobody waits for anybody."""
-        self._streams.used.append((stream.handle, stream))
-        self._streams.arena = arena
-        try:
-            yield
-        finally:
-            self._streams.arena = None
-            self._streams.used.pop()
-
     @property
     def workspaces(self) -> DeviceMemory:
         """The memory that buffers of a program are of, which lie in one allocation a call."""
@@ -275,7 +276,7 @@ class DeviceMemory:
 
     def graphs(self) -> DriverGraphs:
         """Return what captures graphs, for a `GraphRunner`."""
-        return DriverGraphs(self)
+        return DriverGraphs(self, self._streams)
 
     def info(self) -> tuple[int, int]:
         """Return how many bytes of the device are free, and how many it has; what this memory keeps

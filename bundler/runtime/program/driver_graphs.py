@@ -27,6 +27,7 @@ class DriverGraphs:
 
     Args:
         memory: a `DeviceMemory`.
+        streams: of it, one of which is captured.
     """
 
     #: Whether a launch may write over what graphs that were captured later keep: each has memory of
@@ -35,8 +36,8 @@ class DriverGraphs:
     #: A number that grows when graphs of before are no longer to be launched.
     age = 0
 
-    def __init__(self, memory: Any) -> None:
-        self._memory, self._pool = memory, memory.pool
+    def __init__(self, memory: Any, streams: Any) -> None:
+        self._memory, self._pool, self._streams = memory, memory.pool, streams
         #: What names the device.
         self.device = f"{memory.place}"
 
@@ -85,7 +86,7 @@ class DriverGraphs:
         arena, side, stream = _Arena(memory), memory.new_stream(), memory.current
         pool.begin_capture(side.handle)
         try:
-            with memory.instead(side, arena):
+            with self._streams.captured(side, arena):
                 results = run()
         except BaseException:
             with contextlib.suppress(DriverError):  # the first error tells more
