@@ -110,10 +110,10 @@ class _Allocation:
 
     __slots__ = ("_address", "_kept", "_memory", "_stream", "arena", "size_bytes")
 
-    def __init__(self, memory: DeviceMemory, size_bytes: int) -> None:
+    def __init__(self, memory: DeviceMemory, size_bytes: int, arena: Any = None) -> None:
         self._memory, self.size_bytes = memory, max(size_bytes, 1)
         #: Of the graph that is captured in this thread, where one is.
-        self.arena = memory.arena
+        self.arena = arena
         if self.arena is not None:
             self._address = self.arena.allocate(self.size_bytes)
             return
@@ -265,11 +265,6 @@ class DeviceMemory:
             self.pool.order(given, self.stream)
 
     @property
-    def arena(self) -> Any:
-        """What memory comes from in this thread while a graph is captured; else None."""
-        return self._streams.arena
-
-    @property
     def workspaces(self) -> DeviceMemory:
         """The memory that buffers of a program are of, which lie in one allocation a call."""
         return self
@@ -311,7 +306,8 @@ class DeviceMemory:
                 " and as many strides as sizes, from 0",
                 got=(dtype, sizes, strides),
             )
-        made = _Allocation(self, span(sizes, strides) * item_bytes(dtype))
+        size_bytes = span(sizes, strides) * item_bytes(dtype)
+        made = _Allocation(self, size_bytes, self._streams.arena)
         return PlacedTensor(made.address, dtype, sizes, strides, made, self)
 
     def view(
