@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bundler.errors import DriverError
+from bundler.errors import ConfigError, DriverError
 from bundler.runtime import DeviceMemory, DryDriver
 from bundler.runtime.program.bound_plan import BoundPlan
 from bundler.runtime.program.bundle_programs import CheckedMemory
@@ -90,18 +90,20 @@ def runner(memory, of=PLAN):
     return GraphRunner(of, launcher, CheckedMemory(memory)), launcher
 
 
+PLACES = np.arange(64, dtype="float32")
+
+
 def row(memory, number):
-    return memory.put(np.full(64, number, "float32"))
+    return memory.put(number * PLACES)
 
 
 def right(memory, results, x, state):
     """Compare with what numpy says; returns the state that comes next."""
     state = state + x
-    expected = 2 * state + 2 * x
-    assert memory.array(results[0])[5] == expected
-    assert memory.array(results[1]).shape == (60,)
-    assert memory.array(results[1])[0] == expected
-    assert memory.array(results[2])[0] == state
+    expected = (2 * state + 2 * x) * PLACES
+    assert memory.array(results[0]).tolist() == expected.tolist()
+    assert memory.array(results[1]).tolist() == expected[4:].tolist()
+    assert memory.array(results[2]).tolist() == (state * PLACES).tolist()
     return state
 
 
@@ -129,10 +131,10 @@ def test_results_are_the_callers_for_as_long_as_it_has_them(memory):
     for number in range(12):
         results = run(x, state)
         known = right(memory, results, 1, known)
-        kept.append((results[number % 2], 2 * known + 2))
+        kept.append((results[number % 2], (2 * known + 2) * PLACES[4 * (number % 2) :]))
         del results
     for result, expected in kept:
-        assert set(memory.array(result).tolist()) == {float(expected)}
+        assert memory.array(result).tolist() == expected.tolist()
     assert run.graph_use.replays >= 6
     assert run.graph_use.captures == 2
 
@@ -145,9 +147,23 @@ def test_inputs_that_move_are_copied_and_written_back(memory):
         x, state = row(memory, number), row(memory, 10 * number)
         held.append((x, state))  # so that each lies elsewhere
         right(memory, run(x, state), number, 10 * number)
-        assert memory.array(state)[63] == 11 * number
-        assert memory.array(x)[0] == number
+        assert memory.array(state)[63] == 63 * 11 * number
+        assert memory.array(x)[2] == 2 * number
     assert (run.graph_use.captures, run.graph_use.replays) == (1, 9)
+
+
+def test_what_a_graph_was_not_captured_for_is_refused(memory):
+    """An input with other sizes at the same address, and one of another kind."""
+    run, _ = runner(memory)
+    x, state, known = row(memory, 1), row(memory, 0), 0
+    for _ in range(5):
+        known = right(memory, run(x, state), 1, known)
+    for wrong in (memory.view(x, (32,), (1,), 0), memory.view(x, (64,), (0,), 0)):
+        with pytest.raises(ConfigError, match="input 0 of the program"):
+            run(wrong, state)
+    there = np.ones(64, "float32")
+    results = run(there, state)
+    assert memory.array(results[2]).tolist() == (known * PLACES + 1).tolist()
 
 
 def test_everything_is_given_back(memory):
@@ -165,7 +181,7 @@ def test_everything_is_given_back(memory):
     del run, launcher
     gc.collect()
     assert not pool.graphs
-    assert memory.array(results[1])[7] == 2 * known + 2
+    assert memory.array(results[1])[7] == 11 * (2 * known + 2)
     assert len(pool.live) > 2
     del results
     assert set(pool.live) == {x.address, state.address}
@@ -194,7 +210,7 @@ def test_a_capture_of_somebody_else_is_left_alone(memory):
     memory.pool.begin_capture(7)
     results = run(x, state)
     graph = memory.pool.end_capture(7)
-    assert memory.array(state)[0] == known
+    assert memory.array(state)[1] == known
     memory.pool.launch_graph(graph, 7)
     right(memory, results, 1, known)
     assert run.graph_use.replays == 2
@@ -217,7 +233,9 @@ def test_threads_that_run_one_plan_have_buffers_of_their_own(memory):
     run, _ = runner(memory)
     bound = BoundPlan(run._environment, {})
     x, state = row(memory, 1), row(memory, 0)
-    (one, _), (other, _) = bound._workspace.taken(), bound._workspace.taken()
+    (one, mine), (other, theirs) = bound._workspace.taken(), bound._workspace.taken()
     assert one.address != other.address
+    assert [each.address for each in theirs] == [other.address, other.address + 256]
+    assert [each.address for each in mine] == [one.address, one.address + 256]
     values = bound.run([x, state], {}, None)
-    assert memory.array(bound.results(values)[0])[0] == 4
+    assert memory.array(bound.results(values)[0])[3] == 12

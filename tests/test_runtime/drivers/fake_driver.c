@@ -407,6 +407,8 @@ int fake_graphs[2];
 static uint64_t captured_stream;
 
 static int capture_begin(void *stream, int mode) {
+  if (captured_stream)
+    return 901;
   captured_stream = (uint64_t)stream;
   return mode == 2 ? noted("capture %llx", (uint64_t)stream) : 1;
 }
