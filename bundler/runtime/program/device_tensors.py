@@ -80,6 +80,10 @@ class DeviceTensor:
     owner: Any = field(default=None, repr=False, compare=False)
     memory: Any = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        # The compiled dispatcher tells dtypes apart by the objects, so these must never go.
+        object.__setattr__(self, "dtype", _OBJECTS.get(self.dtype, self.dtype))
+
     def data_ptr(self) -> int:
         """Return the address, as torch's tensors do."""
         return self.address
@@ -148,10 +152,6 @@ class PlacedTensor(DeviceTensor):
     """Memory that a `DeviceMemory` allocated or looked at: which device it is on need not be asked
     of the driver at each launch.
     """
-
-    def __post_init__(self) -> None:
-        # The compiled dispatcher tells dtypes apart by the objects, so these must never go.
-        object.__setattr__(self, "dtype", _OBJECTS[self.dtype])
 
     def get_device(self) -> int:
         """Return the number of the device, as torch's tensors do."""
