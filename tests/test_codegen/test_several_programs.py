@@ -15,6 +15,7 @@ from bundler.errors import CannotLaunchStatically, ConfigError, NotFound  # noqa
 from bundler.format.bundle_union import merge  # noqa: E402
 from bundler.runtime import DeviceMemory, DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program, load_programs  # noqa: E402
+from bundler.runtime.program.graph_replay import GraphRunner  # noqa: E402
 
 CONSTANTS = {"constant0": np.ones(48, "float32")}
 
@@ -87,6 +88,21 @@ def test_programs_that_are_loaded_together_copy_weights_once(bundle, tmp_path):
         load_programs(bundle, ["most"], memory=memory)
     with pytest.raises(NotFound, match="no program ''"):
         load_program(bundle, memory=memory)
+
+
+def test_programs_are_graphs_and_have_constants_by_their_names(bundle):
+    """One that is not loaded is refused."""
+    driver, constants = DryDriver(), dict.fromkeys(("more", "less"), CONSTANTS)
+    loaded = load_programs(bundle, driver=driver, constants=constants, graphs="more")
+    kinds = {name: isinstance(one, GraphRunner) for name, one in loaded.items()}
+    assert kinds == {"less": False, "more": True}
+    both = load_programs(bundle, driver=driver, constants=constants, graphs=True)
+    assert all(isinstance(one, GraphRunner) for one in both.values())
+    for wrong in ({"graphs": ["most"]}, {"constants": {"most": CONSTANTS}}):
+        with pytest.raises(
+            NotFound, match="'most': expected one of those that are loaded, less, m"
+        ):
+            load_programs(bundle, driver=driver, **wrong)
 
 
 def test_a_plan_that_does_not_say_which_kernel_is_its_own_is_refused(made, bundle):

@@ -48,7 +48,7 @@ def build(llama: Any, shape: Any, folder: Path) -> dict[str, Any]:
     weights = {f"model.{name}": one.cpu() for name, one in model.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     started = time.perf_counter()
-    programs = llama.programs_of(model, device="cuda")
+    programs = llama.programs_of(model, None if DEVICE == "cuda" else "cuda")
     generated = time.perf_counter()
     build_programs(programs, [_target()], workers=None).save(folder / BUNDLE)
     return {

@@ -126,13 +126,24 @@ def load_programs(
         As `load_program`.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    chosen, constants = opened.programs if names is None else tuple(names), constants or {}
+    if isinstance(graphs, bool):
+        graphs = chosen if graphs else ()
+    elif isinstance(graphs, str):
+        graphs = (graphs,)
+    for name in (*graphs, *constants):
+        if name not in chosen:
+            raise NotFound(
+                f"graphs= and constants= of the program {name!r}: expected one of those that are"
+                f" loaded, {', '.join(chosen)}",
+                name=name,
+            )
     memory, driver = _where(memory, driver)
     made: dict[Any, Any] = {}
     found = {}
-    for name in opened.programs if names is None else names:
-        chosen = graphs if isinstance(graphs, bool) else name in graphs
-        loading = _Loading(opened, memory, driver, weights, made, seed, trust, chosen)
-        found[name] = loading.program(name, (constants or {}).get(name))
+    for name in chosen:
+        loading = _Loading(opened, memory, driver, weights, made, seed, trust, name in graphs)
+        found[name] = loading.program(name, constants.get(name))
     return found
 
 
