@@ -269,7 +269,7 @@ class DeviceMemory:
         """The memory that buffers of a program are of, which lie in one allocation a call."""
         return self
 
-    def graphs(self) -> DriverGraphs:
+    def graphs(self) -> Any:
         """Return what captures graphs, for a `GraphRunner`."""
         return DriverGraphs(self, self._streams)
 
