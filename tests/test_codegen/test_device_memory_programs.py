@@ -89,14 +89,15 @@ def test_a_program_takes_tensors_of_every_library(bundle):
 
 def test_a_launch_does_not_ask_where_tensors_lie(bundle, monkeypatch):
     """Those of the memory know; of another library's the driver is asked once a call."""
-    driver = DryDriver("cuda")
+    driver, asked = DryDriver("cuda"), []
+    monkeypatch.setattr(driver, "pointer_device", lambda address: asked.append(address) or 0)
     memory = DeviceMemory(driver=driver)
-    program, asked = load_program(bundle, memory=memory), []
+    program = load_program(bundle, memory=memory)
     given = memory.put(np.ones((64, 48), "float32"))
     there = np.ones((64, 48), "float32")
     for one in (given, there):
         program(one)
-    monkeypatch.setattr(driver, "pointer_device", lambda address: asked.append(address) or 0)
+    asked.clear()
     program(given)
     assert asked == []
     program(there)
