@@ -135,7 +135,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
-    from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.bundle_programs import load_program, load_programs
     from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
     from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
@@ -344,6 +344,7 @@ __all__ = [
     "install",
     "load",
     "load_program",
+    "load_programs",
     "merge",
     "open_driver",
     "open_store",
@@ -485,7 +486,7 @@ _NAMES_OF_MODULE = {
     "runtime.launch.plan": ("LaunchPlan", "Parameter", "Piece", "TensorMap"),
     "runtime.launch.plan_builder": ("build_plan", "can_launch"),
     "runtime.launch.static_kernel": ("StaticKernel",),
-    "runtime.program.bundle_programs": ("load_program",),
+    "runtime.program.bundle_programs": ("load_program", "load_programs"),
     "runtime.program.device_memory": ("DeviceMemory", "DeviceStream", "PinnedMemory"),
     "runtime.program.device_tensors": ("DeviceTensor",),
     "runtime.program.run": ("ProgramMemory", "ProgramRunner"),

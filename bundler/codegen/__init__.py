@@ -15,10 +15,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bundler.codegen.program import FallbackCall, GenerateOptions, Program, generate
+    from bundler.codegen.program import (
+        FallbackCall,
+        GenerateOptions,
+        Program,
+        build_programs,
+        generate,
+    )
     from bundler.codegen.program_policy import ProgramPolicy
 
-__all__ = ["FallbackCall", "GenerateOptions", "Program", "ProgramPolicy", "generate"]
+__all__ = [
+    "FallbackCall",
+    "GenerateOptions",
+    "Program",
+    "ProgramPolicy",
+    "build_programs",
+    "generate",
+]
 
 # Hidden from type checkers: to them it would make every misspelt name an `Any`.
 if not TYPE_CHECKING:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`emit_bundle`: the kernels of a program, compiled for targets that need not be here, in a bundle
-with the program's plan.
+"""`emit_bundle`: the kernels of programs, compiled for targets that need not be here, in a bundle
+with the programs' plans.
 
 Each kernel is built with the first candidates of its heuristic on the target's device.  The plan
 notes them, and a replay launches the one that a tuning record names, else the first.
-`Program.build` calls it.
+`Program.build` and `build_programs` call it.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bundler.codegen.loops.data_types import FLOAT8_TYPES
 from bundler.compile.build_plan import Plan
-from bundler.compile.bundle_build import build
+from bundler.compile.bundle_build import BuildResult, build
 from bundler.compile.compile_job import SourceRef
 from bundler.errors import CompileFailed, ConfigError, UnsupportedOperator
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Opaque, Target
+from bundler.format.keyparts import FUNCTIONS_PART
 from bundler.format.manifest import Content, Observed
 from bundler.format.opaque_files import program_path
 from bundler.runtime.configs import Config
@@ -78,13 +80,13 @@ class Buildable:
 
 
 def emit_bundle(
-    program: Buildable,
+    programs: Sequence[Buildable],
     targets: Sequence[str],
     workers: int | None,
     candidates: int | Literal["all"] = 1,
 ) -> Bundle:
-    """Return a bundle with the program's kernels for all targets, and its plan; see
-    `Program.build`.
+    """Return a bundle with the kernels of programs for all targets, and their plans; see
+    `build_programs`.
     """
     most = None if candidates == "all" else candidates
     if most is not None and (type(most) is not int or most < 1):
@@ -92,17 +94,30 @@ def emit_bundle(
             f"candidates={candidates!r}: expected a number from 1 on, or 'all'", got=candidates
         )
     chosen = [Target.parse(target) for target in targets]
-    for target in chosen:
+    for target, program in itertools.product(chosen, programs):
         refuse_missing_types(program.sources, target)
         refuse_assembly(program.sources, target)
     plan = Plan()
     planned = [
-        _Planned(name, target, _planned(plan, program, name, target, most))
-        for target in chosen
-        for name in program.sources
+        [
+            _Planned(name, target, _planned(plan, program, name, target, most))
+            for target in chosen
+            for name in program.sources
+        ]
+        for program in programs
     ]
     built = build(plan, workers)
-    there = {kernel.key for kernel in built.bundle.kernels}
+    plans = [_plan_of(*pair, built) for pair in zip(programs, planned, strict=True)]
+    return merge([built.bundle, *plans])
+
+
+def _plan_of(program: Buildable, planned: Sequence[_Planned], built: BuildResult) -> Bundle:
+    """Return a bundle with a program's plan, which knows how its kernels were compiled.
+
+    Raises:
+        CompileFailed: one that the program needs was not.
+    """
+    there = {kernel.key: kernel for kernel in built.bundle.kernels}
     # A later candidate may fail, as one that needs more shared memory than the device has, and so
     # may a kernel that another one computes the same as; without the first one of all others the
     # program could not run.
@@ -124,8 +139,15 @@ def emit_bundle(
         # one.
         source = "" if module.policy.deterministic else source_part(module.fn)
         compiled = {str(item.target): choices} if choices else {}
-        entries[item.name] = replace(entry, choices={**entry.choices, **compiled}, source=source)
-    return merge([built.bundle, _of_plan(program.name, replace(program.plan, kernels=entries))])
+        parts = [there[key].parts for _, key in item.candidates if key in there]
+        texts = [dict(one.parts).get(FUNCTIONS_PART, "") for one in parts if one is not None]
+        entries[item.name] = replace(
+            entry,
+            choices={**entry.choices, **compiled},
+            source=source,
+            functions=next(filter(None, texts), entry.functions),
+        )
+    return _holding(program.name, replace(program.plan, kernels=entries))
 
 
 class _Planned(NamedTuple):
@@ -206,7 +228,7 @@ def _keywords(config: Config) -> dict[str, Any]:
     return config.all_kwargs()
 
 
-def _of_plan(name: str, plan: ProgramPlan) -> Bundle:
+def _holding(name: str, plan: ProgramPlan) -> Bundle:
     data = plan.to_json()
     raw = sha256(data)
     path = program_path(name, code=bool(unlisted(plan)))

@@ -163,8 +163,7 @@ class Program:
             UnsupportedOperator: a kernel has an 8-bit float that a target lacks.
             ConfigError: a target is none, or a number of candidates.
         """
-        buildable = Buildable(self.name, self.sources, self.modules, self.plan)
-        return emit_bundle(buildable, targets, workers, candidates)
+        return build_programs([self], targets, workers=workers, candidates=candidates)
 
     def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is
@@ -259,6 +258,35 @@ class Program:
             memory.seeds,
             separate=not self.guarded,
         )
+
+
+def build_programs(
+    programs: Sequence[Program],
+    targets: Sequence[str],
+    *,
+    workers: int | None = 1,
+    candidates: int | Literal["all"] = 1,
+) -> Bundle:
+    """Compile the kernels of several programs, such as `prefill` and `decode` of a model, into one
+    bundle; what they have in common is compiled once.  `bundler.runtime.load_programs` loads them.
+
+    Args:
+        programs: each with a name of its own.
+        targets, workers, candidates: as `Program.build`.
+
+    Raises:
+        ConfigError: two programs have one name, or there is none.
+        CompileFailed, UnsupportedOperator: as `Program.build`.
+    """
+    names = [program.name for program in programs]
+    if not names or len({*names}) < len(names):
+        raise ConfigError(
+            f"programs of one bundle: expected names of their own, got {', '.join(names) or 'none'};"
+            " generate each with GenerateOptions(name=)",
+            got=tuple(names),
+        )
+    built = [Buildable(one.name, one.sources, one.modules, one.plan) for one in programs]
+    return emit_bundle(built, targets, workers, candidates)
 
 
 class _JitLauncher:

@@ -254,6 +254,13 @@ class Bundle:
         return self._content.opaque
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """The names of the generated programs, which `bundler.runtime.load_program` takes."""
+        from bundler.format.opaque_files import program_name  # a restore asks for none
+
+        return tuple(sorted({name for e in self.opaque if (name := program_name(e.path))}))
+
+    @property
     def tuning_records(self) -> tuple[TuningRecord, ...]:
         """Winners that a tuner of ours found."""
         return self._content.tuning_records

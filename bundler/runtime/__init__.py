@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan import LaunchPlan, Parameter
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
-    from bundler.runtime.program.bundle_programs import load_program
+    from bundler.runtime.program.bundle_programs import load_program, load_programs
     from bundler.runtime.program.device_memory import DeviceMemory, DeviceStream, PinnedMemory
     from bundler.runtime.program.device_tensors import DeviceTensor
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner
@@ -80,6 +80,7 @@ __all__ = [
     "handles_on",
     "load",
     "load_program",
+    "load_programs",
     "open_driver",
 ]
 

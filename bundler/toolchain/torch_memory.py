@@ -394,6 +394,9 @@ class TorchGraphs:
         device: which device, with its number.
     """
 
+    #: Whether a launch may write over what graphs that were captured later keep.
+    shares_memory = True
+
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self.device = torch, device
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
@@ -500,6 +503,18 @@ class TorchGraphs:
         """Wait until the device is done, as before a graph is given up."""
         self._torch.cuda.synchronize(self.device)
 
+    def is_on_host(self, tensor: Any) -> bool:
+        """Whether a tensor lies on the host."""
+        return bool(tensor.device.type == "cpu")
+
+    def storage(self, tensor: Any) -> Any:
+        """Return a tensor's memory."""
+        return tensor.untyped_storage()
+
+    def name_of(self, tensor: Any) -> int:
+        """Return what names a tensor's memory."""
+        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch itself tells aliases so
+
     def users(self, storage: Any) -> int:
         """Return how many tensors and objects have a storage."""
         return int(self._use_count(storage._cdata))  # noqa: SLF001
@@ -535,10 +550,11 @@ class TorchGraphs:
 
     def copy(self, targets: list[Any], sources: list[Any]) -> None:
         """Copy tensors, in as few launches as can be."""
+        pairs = list(map(_apart, targets, sources))
         try:
-            self._torch._foreach_copy_(targets, sources)
+            self._torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
         except NotImplementedError:  # of a dtype as complex32
-            for target, source in zip(targets, sources, strict=True):
+            for target, source in pairs:
                 target.copy_(source)
 
     def recognizer(self, tensors: Sequence[Any]) -> Callable[..., bool] | None:
@@ -554,6 +570,14 @@ class TorchGraphs:
         )
         found: Callable[..., bool] = made.check
         return found
+
+
+def _apart(target: Any, source: Any) -> tuple[Any, Any]:
+    """Return both without what a tensor repeats, which torch refuses to write to."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    return target, source
 
 
 def _is_nowhere(tensor: Any) -> bool:

@@ -42,6 +42,14 @@ class Net(torch.nn.Module):
 SHIFT = torch.ones(8)
 
 
+def scaled(a):
+    return a * 2
+
+
+def scaled_inputs():
+    return [torch.zeros(3)]
+
+
 def example_inputs():
     return torch.zeros(4, 8), torch.zeros(8, 2)
 """
@@ -191,6 +199,22 @@ def test_programs_are_never_lost(cli, module, tmp_path):
     assert cli("push", both, *store).exit_code == 0
     refused = cli("push", paths["again"], *store)
     assert (refused.exit_code, "program 'softmax'" in refused.stderr) == (1, True)
+
+
+def test_several_functions_are_programs_of_one_bundle(cli, module, tmp_path):
+    """Each with inputs of its own, and with kernels for products where all are asked for."""
+    path = tmp_path / "both.tbundle"
+    asked = ("generate", f"{module}:product", f"{module}:scaled", "--templates", "all")
+    made = cli(*asked, "--target", "cuda:90", "-o", path, "--json")
+    assert made.exit_code == 0, made.output
+    told = json.loads(made.stdout)["programs"]
+    assert [one["program"]["name"] for one in told] == ["product", "scaled"]
+    assert [one["program"]["targets"] for one in told] == [["cuda:90"]] * 2
+    assert [one["fallbacks"] for one in told] == [[], []]
+    with Bundle.load(path) as bundle:
+        assert bundle.programs == ("product", "scaled")
+    refused = cli(*asked, "--show", "--name", "one")
+    assert (refused.exit_code, "of one function" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,23 @@ def test_a_program_takes_tensors_of_every_library(bundle):
         assert address.to_bytes(8, "little") in parameters
 
 
+def test_a_launch_does_not_ask_where_tensors_lie(bundle, monkeypatch):
+    """Those of the memory know; of another library's the driver is asked once a call."""
+    driver, asked = DryDriver("cuda"), []
+    monkeypatch.setattr(driver, "pointer_device", lambda address: asked.append(address) or 0)
+    memory = DeviceMemory(driver=driver)
+    program = load_program(bundle, memory=memory)
+    given = memory.put(np.ones((64, 48), "float32"))
+    there = np.ones((64, 48), "float32")
+    for one in (given, there):
+        program(one)
+    asked.clear()
+    program(given)
+    assert asked == []
+    program(there)
+    assert asked == [there.ctypes.data]
+
+
 def test_a_device_that_is_full_raises_and_frees(bundle):
     """The error says what was asked; what the call had is free again."""
     driver = DryDriver("cuda", memory_bytes=64 * 48 * 4 + 100)

@@ -432,7 +432,10 @@ def test_what_waits_for_the_gpu_is_not_captured(function, reason):
 def test_a_memory_without_graphs():
     """Another library's is refused; torch's on the host has none, and runs as ever."""
     program = generate(product, inputs())
-    with pytest.raises(ConfigError, match="expected the memory of torch, TorchMemory, got Simple"):
+    with pytest.raises(
+        ConfigError,
+        match="expected a memory that has them, as DeviceMemory and TorchMemory, got Simple",
+    ):
         GraphRunner(program.plan, None, SimpleNamespace(), program.constants)
     program = generate(product, inputs(), options=GenerateOptions(graphs=True))
     for _ in range(5):

@@ -324,4 +324,4 @@ def test_a_number_of_candidates_is_one():
 
     for wrong in (0, -1, True, "every"):
         with pytest.raises(ConfigError, match="candidates"):
-            emit_bundle(Buildable("program", {}, {}, PLAN), ["cuda:90"], 1, wrong)
+            emit_bundle([Buildable("program", {}, {}, PLAN)], ["cuda:90"], 1, wrong)

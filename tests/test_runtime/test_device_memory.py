@@ -402,3 +402,20 @@ def test_a_library_is_told_on_which_stream_its_tensor_is_read(backend, default):
         with memory.use(9):
             memory.tensor(Theirs())
     assert told == [default, 9]
+
+
+def test_a_tensor_of_another_device_is_refused(driver, memory):
+    """Which an address alone does not say: the driver is asked."""
+    values = np.arange(4, dtype="float32")
+    driver.host_addresses.add(values.ctypes.data)
+    with pytest.raises(CannotLaunchStatically, match="on device 0, got one in host memory"):
+        memory.tensor(values)
+
+
+def test_dtypes_of_tensors_are_the_same_objects(memory):
+    """The compiled dispatcher tells them apart by their addresses."""
+    spelled = str(b"float32", "ascii")
+    one, other = memory.allocate("float32", (2,)), memory.allocate(spelled, (2,))
+    assert one.dtype is other.dtype
+    assert memory.view(other, (1,), (1,), 0).dtype is one.dtype
+    assert (one.get_device(), other.dtype is spelled) == (0, False)

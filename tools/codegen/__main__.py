@@ -22,6 +22,7 @@ PROGRAMS = (
     "random-graphs",
     "random-programs",
     "suites",
+    "without-torch",
 )
 
 if __name__ == "__main__":

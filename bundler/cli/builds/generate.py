@@ -40,15 +40,16 @@ _INPUTS = "example_inputs"
 @command(
     "Generate kernels of a PyTorch function, for GPUs that need not be here.",
     "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
+    "generate model.py:prefill model.py:decode --templates all --target cuda:90 -o model.tbundle",
     "generate model.py:softmax --input float32[128,512] --show",
     name="generate",
 )
-@click.argument("function", metavar="MODULE:FUNCTION")
+@click.argument("functions", metavar="MODULE:FUNCTION...", nargs=-1, required=True)
 @repeated(
     "--input TYPE[SIZES]",
     "inputs",
-    f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
-    " module.",
+    "An argument of the function, such as float32[128,512]; without any, FUNCTION_inputs() of the"
+    f" module, or else {_INPUTS}().",
 )
 @targets_option()
 @option("-o", "--output FILE", "The bundle to write.")
@@ -58,6 +59,12 @@ _INPUTS = "example_inputs"
     "--name N",
     "What the program is called in the bundle; without it as the function is.",
     default="",
+)
+@option(
+    "--templates T",
+    "all: products of matrices become kernels, too, and what torch would still compute is refused.",
+    type=click.Choice(("none", "all")),
+    default="none",
 )
 @repeated(
     "--weights FILE",
@@ -79,7 +86,7 @@ _INPUTS = "example_inputs"
 @flag("--debug", "Where the function raises, print all of the traceback, and what torch logs.")
 def generate_command(
     screen: Screen,
-    function: str,
+    functions: tuple[str, ...],
     inputs: tuple[str, ...],
     targets: tuple[Target, ...],
     output: str | None,
@@ -90,7 +97,7 @@ def generate_command(
     **options: Any,
 ) -> None:
     """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
-    the program.
+    the program; of several, such as prefill and decode of a model, one bundle.
 
     MODULE is a file or a dotted name of a Python module, which is imported. Operators that no
     kernel is generated for are called as they are when the program runs, and listed. With --verify
@@ -102,18 +109,48 @@ def generate_command(
         raise click.UsageError("give --target and -o together, or neither with --show")
     if not (targets or show or verify):
         raise click.UsageError("nothing to do: give --target and -o, --show, or --verify")
+    if len(functions) > 1 and (inputs or options["name"]):
+        raise click.UsageError("--input and --name are of one function; give one function")
     if output is not None:
         check_output(output)
     aside = printing_aside(screen)
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
         target = targets[0] if targets else Target("cuda", "90")
-        program = _generated(function, inputs, target, verify=verify, **options)
-    _compare_weights(program, weights)
-    if show and not screen.as_json:
-        _show_kernels(screen, program)
+        programs = [_generated(one, inputs, target, verify=verify, **options) for one in functions]
+    told = []
+    for program in programs:
+        _compare_weights(program, weights)
+        if show and not screen.as_json:
+            _show_kernels(screen, program)
+        told.append(_told(screen, program))
+    summaries = [summary_of(program.name, program.plan) for program in programs]
+    whole: dict[str, Any] = {}
+    if output is not None:
+        with aside, without_registered_bundles():
+            from bundler.codegen.program import build_programs
+
+            bundle = build_programs(programs, [str(target) for target in targets])
+        summaries = programs_of(bundle)
+        size = save(screen, bundle, output)
+        show_programs(screen, summaries)
+        number = wording.count(len(bundle.kernels), "kernel")
+        screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
+        whole = {**contents(bundle), "path": output, "size_bytes": size}
+    else:
+        show_programs(screen, summaries)
+    known = {summary.name: dataclasses.asdict(summary) for summary in summaries}
+    each = [
+        one | {"program": known[program.name]} for one, program in zip(told, programs, strict=True)
+    ]
+    screen.finish({**whole, **(each[0] if len(each) == 1 else {"programs": each})})
+
+
+def _told(screen: Screen, program: Program) -> dict[str, Any]:
+    """Tell which operators a program calls, and whether it was compared; returns what JSON has of
+    it.
+    """
     for fallback in program.fallbacks:
         screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
-    summaries = [summary_of(program.name, program.plan)]
     facts: dict[str, Any] = {
         "kernels": {kernel: made.digest for kernel, made in program.kernels.items()},
         "fallbacks": [vars(fallback) for fallback in program.fallbacks],
@@ -125,19 +162,7 @@ def generate_command(
         screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
         for unchecked, reason in found.unchecked.items():
             screen.line(f"not compared: {unchecked}: {reason}")
-    if output is not None:
-        with aside, without_registered_bundles():
-            bundle = program.build([str(target) for target in targets])
-        summaries = programs_of(bundle)
-        size = save(screen, bundle, output)
-        show_programs(screen, summaries)
-        number = wording.count(len(bundle.kernels), "kernel")
-        screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
-        facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
-    else:
-        show_programs(screen, summaries)
-    facts["program"] = dataclasses.asdict(summaries[0])
-    screen.finish(facts)
+    return facts
 
 
 def _compare_weights(program: Program, files: Sequence[str]) -> None:
@@ -203,7 +228,11 @@ def _generated(
     if isinstance(function, type) and hasattr(function, "named_parameters"):
         function = function()
     made = random_example if verify else example_tensor
-    values = [made(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
+    values = (
+        [made(text) for text in inputs]
+        if inputs
+        else _declared_inputs(module, module_name, function_name)
+    )
     options = GenerateOptions(name=name, verify=verify, templates=templates)
     program = generate(function, values, options=options, **traced)
     if verify:
@@ -217,8 +246,8 @@ def _generated(
     return program
 
 
-def _declared_inputs(module: Any, name: str) -> list[Any]:
-    declared = getattr(module, _INPUTS, None)
+def _declared_inputs(module: Any, name: str, function: str) -> list[Any]:
+    declared = getattr(module, f"{function}_inputs", None) or getattr(module, _INPUTS, None)
     if not callable(declared):
         raise ConfigError(
             f"{name} has no function {_INPUTS}(); write one that returns the arguments, or give"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from bundler.errors import NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
+from bundler.format.entries import Kernel
 from bundler.format.summary import count
 from bundler.runtime.launch.compile_fallback import JitFallback
 from bundler.runtime.launch.drivers.driver import Driver
@@ -167,6 +168,17 @@ class Kernels(Mapping[str, StaticKernel]):
         process has it.
         """
         return merge(self._compiled) if self._compiled else None
+
+    def leave_out(self, unwanted: Callable[[Kernel], bool]) -> None:
+        """Never launch some specializations; before the first kernel is asked for.
+
+        Args:
+            unwanted: tells them.
+        """
+        self._found = {
+            name: [one for one in found if not unwanted(one.kernel)]
+            for name, found in self._found.items()
+        }
 
     def unload(self) -> None:
         """Take all kernels off their devices, after the launches that use them ended; the next

@@ -42,6 +42,7 @@ from bundler.runtime.program.program_plan import (
     Step,
     TensorSpec,
 )
+from bundler.runtime.program.workspace import Workspace
 
 Values = list[Any]
 # Where what draws seeds of random numbers lies.
@@ -87,11 +88,12 @@ class BoundPlan:
         self._steps: list[_Function] = []
         # Place of an input -> the last step that reads it.
         last: dict[int, int] = {}
-        for step in map(binder.step, plan.steps):
+        for step in map(binder.step, filter(binder.is_work, plan.steps)):
             last |= dict.fromkeys(binder.inputs_read(), len(self._steps))
             self._steps.append(step)
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
+        self._workspace, self._work_places = binder.workspace, binder.work_places()
         self._consuming = _releasing(self._steps, last, binder.inputs_read())
 
     def run(
@@ -114,10 +116,17 @@ class BoundPlan:
         values = [seeds, *inputs, *self._start]
         for name, place in self._floats:
             values[place] = sizes[name]
+        # It goes when the call is over: what comes next on the stream may have its memory.
+        held = None
+        if self._workspace is not None:
+            held, buffers = self._workspace.taken()
+            for place, buffer in zip(self._work_places, buffers, strict=True):
+                values[place] = buffer
         if consume:
             inputs.clear()
         for step in self._consuming if consume else self._steps:
             step(values)
+        del held
         return values
 
     def results(self, values: Values) -> tuple[Any, ...]:
@@ -176,6 +185,19 @@ class _StepBinder:
                 self._hold(item.name, self._shape(item.spec))
         for name, tensor in environment.constants.items():
             self._places[name] = self._new(tensor)
+        self.workspace: Workspace | None = None
+        if getattr(self._memory, "workspaces", None) is not None:
+            found = Workspace(environment.plan, self._memory, self._shape)
+            self.workspace = found if found.buffers else None
+        self._work = frozenset(() if self.workspace is None else self.workspace.buffers)
+
+    def is_work(self, step: Step) -> bool:
+        """Whether anything is left to do in a step, beside a buffer of the workspace."""
+        return not (isinstance(step, (Allocate, Release)) and step.name in self._work)
+
+    def work_places(self) -> list[int]:
+        """Return the places of the workspace's buffers."""
+        return [self._place(name) for name in (self.workspace.buffers if self.workspace else ())]
 
     def step(self, step: Step) -> _Function:
         """Return what does a step."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load_program`: a program of a bundle, its plan read and checked, its kernels launched statically.
+"""`load_program`: a program of a bundle, its plan read and checked, its kernels launched statically;
+`load_programs`: several of one bundle, which share their weights.
 
     program = bundler.runtime.load_program("model.tbundle", memory=memory)
     (output,) = program(x, weight)
@@ -10,7 +11,7 @@ No compiler and no Triton is needed, and no torch unless the memory is torch's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -24,7 +25,8 @@ from bundler.errors import (
     Untrusted,
 )
 from bundler.format.bundle import Bundle
-from bundler.format.entries import Opaque
+from bundler.format.entries import Kernel, Opaque
+from bundler.format.keyparts import FUNCTIONS_PART
 from bundler.format.launch_spec import TuningRecord, joint_source
 from bundler.format.opaque_files import is_code_path, program_name
 from bundler.runtime.heuristics.launch_grids import LaunchGrid, combined_parts, open_grid
@@ -80,10 +82,10 @@ def load_program(
             run on the CPU and do what they like; `signed` where a trusted key has to vouch for
             that.
         graphs: launch repeated calls as one CUDA graph each, where that can be done and nobody has
-            results that it would write over; the memory is a `TorchMemory` then.
+            results that it would write over; the memory is a `DeviceMemory` or a `TorchMemory`.
 
     Raises:
-        ConfigError: graphs of a memory that is not torch's; a weight has another dtype or shape
+        ConfigError: graphs of a memory that has none; a weight has another dtype or shape
             than the program's.
         NotFound: the bundle has no such program, none of its kernels is for the device, no library
             registers an operator that it calls, or a weight is not there.
@@ -92,37 +94,154 @@ def load_program(
             not there.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    entry, code = _plan_of(opened, name)
-    if code and admit(opened, trust).trust != "code":
-        raise Untrusted(
-            f"program {program_name(entry.path)!r}: it calls operators that run as code of their"
-            " own; pass trust='code' if you know who made the bundle, or trust='signed' where a"
-            " key that you trust signed it for code",
-            path=entry.path,
-        )
-    plan = read_plan(opened.read(entry.artifact))
-    others = () if code else unlisted(plan)
-    if others:
-        raise Untrusted(
-            f"program {program_name(entry.path)!r}: {', '.join(others[:8])}: expected operators"
-            " that any program may call; build the program anew with this version, which marks it"
-            " as code",
-            operators=others,
-        )
+    memory, driver = _where(memory, driver)
+    loading = _Loading(opened, memory, driver, weights, None, seed, trust, graphs)
+    return loading.program(name, constants)
+
+
+def load_programs(
+    bundle: Bundle | str | os.PathLike[str],
+    names: Sequence[str] | None = None,
+    *,
+    memory: ProgramMemory | None = None,
+    driver: Driver | None = None,
+    constants: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    seed: int | None = None,
+    trust: Literal["kernels", "code", "signed"] = "kernels",
+    graphs: bool | Collection[str] = False,
+) -> dict[str, ProgramRunner]:
+    """Return several programs of a bundle by name, such as `prefill` and `decode` of a model, which
+    have one memory, and one copy of each weight.
+
+    Args:
+        bundle: an open bundle, or the path of one.
+        names: of the programs; None for all of the bundle.
+        memory, driver, seed, trust: as `load_program`.
+        constants: of each program, by its name.
+        weights: as `load_program`; each tensor of a file is copied to the device once for all.
+        graphs: launch repeated calls as CUDA graphs: of all programs, or of those that are named.
+
+    Raises:
+        As `load_program`.
+    """
+    opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    chosen, constants = opened.programs if names is None else tuple(names), constants or {}
+    if isinstance(graphs, bool):
+        graphs = chosen if graphs else ()
+    elif isinstance(graphs, str):
+        graphs = (graphs,)
+    for name in (*graphs, *constants):
+        if name not in chosen:
+            raise NotFound(
+                f"graphs= and constants= of the program {name!r}: expected one of those that are"
+                f" loaded, {', '.join(chosen)}",
+                name=name,
+            )
+    memory, driver = _where(memory, driver)
+    made: dict[Any, Any] = {}
+    found = {}
+    for name in chosen:
+        loading = _Loading(opened, memory, driver, weights, made, seed, trust, name in graphs)
+        found[name] = loading.program(name, constants.get(name))
+    return found
+
+
+def _where(
+    memory: ProgramMemory | None, driver: Driver | None
+) -> tuple[ProgramMemory, Driver | None]:
+    """Return where tensors come from, and what launches there; None for what the bundle needs."""
     if memory is None:
         memory, driver = DeviceMemory(driver=driver), None
-    driver = driver or getattr(memory, "driver", None)
-    _find_operators(plan, memory)
-    if weights is not None:
-        constants = bound_weights(plan, weights, memory, constants or {})
-    checked = CheckedMemory(memory, trusted=code)
-    seeds = SeedStream(memory, seed)
-    runner = GraphRunner if graphs else ProgramRunner
-    if not plan.kernels:  # it returns inputs, views of them, and what operators give
-        admit(opened)
-        return runner(plan, _launch_nothing, checked, constants, seeds)
-    launch = StaticLauncher(plan, load(opened, driver=driver), opened.tuning_records)
-    return runner(plan, launch, checked, constants, seeds)
+    return memory, driver or getattr(memory, "driver", None)
+
+
+class _Loading(NamedTuple):
+    """How programs of a bundle are loaded: the arguments of `load_program`, and `made`, the weights
+    that other programs of several have already.
+    """
+
+    bundle: Bundle
+    memory: ProgramMemory
+    driver: Driver | None
+    weights: Any
+    made: dict[Any, Any] | None
+    seed: int | None
+    trust: Literal["kernels", "code", "signed"]
+    graphs: bool
+
+    def program(self, name: str | None, constants: Mapping[str, Any] | None) -> ProgramRunner:
+        """Return a program; raises as `load_program`."""
+        opened, memory = self.bundle, self.memory
+        plan, code = self._plan(name)
+        _find_operators(plan, memory)
+        if self.weights is not None:
+            constants = bound_weights(plan, self.weights, memory, constants or {}, self.made)
+        checked = CheckedMemory(memory, trusted=code)
+        seeds = SeedStream(memory, self.seed)
+        runner = GraphRunner if self.graphs else ProgramRunner
+        if not plan.kernels:  # it returns inputs, views of them, and what operators give
+            admit(opened)
+            return runner(plan, _launch_nothing, checked, constants, seeds)
+        _refuse_unknown(plan, opened)
+        kernels = load(opened, driver=self.driver)
+        kernels.leave_out(partial(_is_anothers, plan))
+        return runner(
+            plan, StaticLauncher(plan, kernels, opened.tuning_records), checked, constants, seeds
+        )
+
+    def _plan(self, name: str | None) -> tuple[ProgramPlan, bool]:
+        """Return a program's plan, and whether it may run code."""
+        entry, code = _plan_of(self.bundle, name)
+        if code and admit(self.bundle, self.trust).trust != "code":
+            raise Untrusted(
+                f"program {program_name(entry.path)!r}: it calls operators that run as code of"
+                " their own; pass trust='code' if you know who made the bundle, or trust='signed'"
+                " where a key that you trust signed it for code",
+                path=entry.path,
+            )
+        plan = read_plan(self.bundle.read(entry.artifact))
+        others = () if code else unlisted(plan)
+        if others:
+            raise Untrusted(
+                f"program {program_name(entry.path)!r}: {', '.join(others[:8])}: expected operators"
+                " that any program may call; build the program anew with this version, which marks"
+                " it as code",
+                operators=others,
+            )
+        return plan, code
+
+
+def _is_anothers(plan: ProgramPlan, kernel: Kernel) -> bool:
+    """Whether a kernel of a bundle is none of a program: another one may have that name, and take
+    the same arguments.
+    """
+    entry = plan.kernels.get(kernel.name)
+    if entry is None:
+        return True
+    text = _text_of(kernel)
+    return bool(entry.functions and text and text != entry.functions)
+
+
+def _text_of(kernel: Kernel) -> str:
+    return "" if kernel.parts is None else dict(kernel.parts.parts).get(FUNCTIONS_PART, "")
+
+
+def _refuse_unknown(plan: ProgramPlan, bundle: Bundle) -> None:
+    """Raise where a bundle has kernels of one name with several texts, and a plan does not say
+    which is its own.
+    """
+    texts: dict[str, str] = {}
+    for kernel in bundle.kernels if len(bundle.programs) > 1 else ():
+        entry = plan.kernels.get(kernel.name)
+        if entry is not None and not entry.functions:
+            text = _text_of(kernel)
+            if texts.setdefault(kernel.name, text) != text:
+                raise CannotLaunchStatically(
+                    f"{kernel.name}: several programs of the bundle have kernels of this name, and"
+                    " this one does not say which is its own; build it anew with this version",
+                    kernel=kernel.name,
+                )
 
 
 def _plan_of(bundle: Bundle, name: str | None) -> tuple[Opaque, bool]:
@@ -181,6 +300,7 @@ class CheckedMemory:
         self.integers: Any = getattr(memory, "integers", None)
         self.copied: Any = getattr(memory, "copied", None)
         self.graphs: Any = getattr(memory, "graphs", None)
+        self.workspaces: Any = getattr(memory, "workspaces", None)
         # Of a memory that takes tensors of every library as its own.
         self.tensor: Any = getattr(memory, "tensor", None)
         self.current_device: Any = getattr(memory, "current_device", nullcontext)

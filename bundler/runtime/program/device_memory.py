@@ -19,7 +19,6 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,12 +31,14 @@ from bundler.runtime.program.device_tensors import (
     DTYPES,
     LEGACY_STREAM,
     DeviceTensor,
+    PlacedTensor,
     array_tensor,
     contiguous,
     device_tensor,
     item_bytes,
     span,
 )
+from bundler.runtime.program.driver_graphs import DriverGraphs
 
 _INT64_BYTES = 8
 # What is passed to `__dlpack__` so that nobody waits for anybody.
@@ -107,23 +108,32 @@ class PinnedMemory:
 class _Allocation:
     """Memory that is freed when no tensor has it any more."""
 
-    __slots__ = ("_address", "_kept", "_memory", "_stream")
+    __slots__ = ("_address", "_kept", "_memory", "_stream", "arena", "size_bytes")
 
-    def __init__(self, memory: DeviceMemory, size_bytes: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: DeviceMemory, size_bytes: int, arena: Any = None) -> None:
+        self._memory, self.size_bytes = memory, max(size_bytes, 1)
+        #: Of the graph that is captured in this thread, where one is.
+        self.arena = arena
+        if self.arena is not None:
+            self._address = self.arena.allocate(self.size_bytes)
+            return
         # A stream is kept as long as memory that is to be freed on it.
         self._stream, self._kept = memory.current
-        self._address = memory.pool.allocate(max(size_bytes, 1), self._stream)
+        self._address = memory.pool.allocate(self.size_bytes, self._stream)
 
     @property
     def address(self) -> int:
-        return self._address
+        found: int = self._address
+        return found
 
     def __del__(self) -> None:
         if hasattr(self, "_address"):
             _unless_forked(self._free)
 
     def _free(self) -> None:
+        if self.arena is not None:
+            self.arena.free(self._address)
+            return
         pool = self._memory.pool
         # It may have been used on the stream that is current now, too.
         pool.order(self._memory.stream, self._stream)
@@ -150,6 +160,19 @@ class _Streams(threading.local):
         self._chosen, self._ask = chosen, ask
         #: Those that are used now, the last one first of all.
         self.used: list[tuple[int, Any]] = []
+        #: What memory comes from while a graph is captured.
+        self.arena: Any = None
+
+    @contextmanager
+    def captured(self, stream: DeviceStream, arena: Any) -> Iterator[None]:
+        """Work on a stream that is captured, with memory of its graph; nobody waits for anybody."""
+        self.used.append((stream.handle, stream))
+        self.arena = arena
+        try:
+            yield
+        finally:
+            self.arena = None
+            self.used.pop()
 
     def current(self) -> tuple[int, Any]:
         """Return the handle of the current stream, and what keeps it."""
@@ -241,6 +264,15 @@ class DeviceMemory:
             self._streams.used.pop()
             self.pool.order(given, self.stream)
 
+    @property
+    def workspaces(self) -> DeviceMemory:
+        """The memory that buffers of a program are of, which lie in one allocation a call."""
+        return self
+
+    def graphs(self) -> Any:
+        """Return what captures graphs, for a `GraphRunner`."""
+        return DriverGraphs(self, self._streams)
+
     def info(self) -> tuple[int, int]:
         """Return how many bytes of the device are free, and how many it has; what this memory keeps
         for what comes is not free.
@@ -274,8 +306,9 @@ class DeviceMemory:
                 " and as many strides as sizes, from 0",
                 got=(dtype, sizes, strides),
             )
-        made = _Allocation(self, span(sizes, strides) * item_bytes(dtype))
-        return DeviceTensor(made.address, dtype, sizes, strides, made, self)
+        size_bytes = span(sizes, strides) * item_bytes(dtype)
+        made = _Allocation(self, size_bytes, self._streams.arena)
+        return PlacedTensor(made.address, dtype, sizes, strides, made, self)
 
     def view(
         self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
@@ -294,9 +327,8 @@ class DeviceMemory:
             )
         address = tensor.data_ptr() + offset * item_bytes(tensor.dtype)
         owner = tensor if tensor.owner is None else tensor.owner
-        return DeviceTensor(
-            address, tensor.dtype, tuple(sizes), tuple(strides), owner, tensor.memory
-        )
+        kind = PlacedTensor if tensor.memory is self else DeviceTensor
+        return kind(address, tensor.dtype, tuple(sizes), tuple(strides), owner, tensor.memory)
 
     def copied(
         self, tensor: DeviceTensor, sizes: Sequence[int], strides: Sequence[int]
@@ -493,7 +525,21 @@ class DeviceMemory:
                 " __cuda_array_interface__",
                 got=type(value).__name__,
             )
-        return replace(found, memory=self)
+        self._check_device(type(value).__name__, found.address)
+        return PlacedTensor(
+            found.address, found.dtype, found.shape, found.strides, found.owner, self
+        )
+
+    def _check_device(self, kind: str, address: int) -> None:
+        where = self._inner.pointer_device(address) if address else self.device_number
+        if where != self.device_number:
+            there = "host memory" if where is None else f"device {where}"
+            raise CannotLaunchStatically(
+                f"a tensor of {kind}: expected it on device {self.device_number}, got one in"
+                f" {there}; copy it there first",
+                expected=self.device_number,
+                got=where,
+            )
 
     def order_before(self, stream: int | None) -> None:
         """Let a stream of another library, as DLPack numbers them, wait for what was launched."""

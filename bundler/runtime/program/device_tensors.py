@@ -46,6 +46,7 @@ _BYTES = {dtype: int(name[1:]) for dtype, name in ARRAY_NAMES.items()}
 _BYTES |= {"bfloat16": 2, "complex32": 4}
 #: Elements that tensors of a program may have.
 DTYPES = frozenset({*_BYTES, *dlpack.FLOAT8})
+_OBJECTS = {dtype: dtype for dtype in DTYPES}
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
@@ -78,6 +79,10 @@ class DeviceTensor:
     strides: tuple[int, ...]
     owner: Any = field(default=None, repr=False, compare=False)
     memory: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # The compiled dispatcher tells dtypes apart by the objects, so these must never go.
+        object.__setattr__(self, "dtype", _OBJECTS.get(self.dtype, self.dtype))
 
     def data_ptr(self) -> int:
         """Return the address, as torch's tensors do."""
@@ -141,6 +146,17 @@ class DeviceTensor:
         if self.memory is None:
             raise BufferError("nobody knows on which device this memory is: it came by its address")
         return self.memory
+
+
+class PlacedTensor(DeviceTensor):
+    """Memory that a `DeviceMemory` allocated or looked at: which device it is on need not be asked
+    of the driver at each launch.
+    """
+
+    def get_device(self) -> int:
+        """Return the number of the device, as torch's tensors do."""
+        number: int = self.memory.device_number
+        return number
 
 
 def device_tensor(value: Any, *, host: bool = False, **stream: int) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 from bundler.errors import ConfigError
 from bundler.package_loggers import logger
 from bundler.runtime.program.bound_plan import BoundPlan, input_place
-from bundler.runtime.program.program_inputs import ALIGNED_BYTES, Signature
+from bundler.runtime.program.program_inputs import ALIGNED_BYTES, Signature, strides_of
 from bundler.runtime.program.program_plan import (
     HOST,
     NUMBER_MARK,
@@ -80,7 +80,7 @@ class GraphRunner(ProgramRunner):
         as `ProgramRunner`.
 
     Raises:
-        ConfigError: the memory cannot say whether it has graphs; torch's alone can.
+        ConfigError: the memory cannot say whether it has graphs; torch's and `DeviceMemory` can.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class GraphRunner(ProgramRunner):
         made = getattr(memory, "graphs", None)
         if made is None:
             raise ConfigError(
-                "CUDA graphs were asked for: expected the memory of torch, TorchMemory, got"
-                f" {type(memory).__name__}",
+                "CUDA graphs were asked for: expected a memory that has them, as DeviceMemory and"
+                f" TorchMemory, got {type(memory).__name__}",
                 got=type(memory).__name__,
             )
         #: How calls ran so far.
@@ -103,7 +103,7 @@ class GraphRunner(ProgramRunner):
         if self._graphs is None:
             self.graph_use.refusal = "the program does not run on a GPU that torch has graphs for"
             return
-        on_host = [name for name, held in self.constants.items() if held.device.type == "cpu"]
+        on_host = [name for name, held in self.constants.items() if self._graphs.is_on_host(held)]
         drawn = self.seeds == getattr(memory, "seeds", None)
         self.graph_use.refusal = (
             f"{on_host[0]} lies on the host"
@@ -125,7 +125,7 @@ class GraphRunner(ProgramRunner):
 
     def moved(self, tensor: Any) -> Any:
         """Return a copy of an input, in memory of a graph."""
-        return self._environment.memory.copied(tensor, tensor.shape, tensor.stride())
+        return self._environment.memory.copied(tensor, tensor.shape, strides_of(tensor))
 
     def __call__(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program, by a graph where that can be done; as `ProgramRunner`."""
@@ -359,7 +359,8 @@ class _Calls:
             return None
         bound: BoundPlan = self._signature.bound
         stream = self._graphs.stream()
-        pool = _pool(self._graphs.device, stream)
+        shared = self._graphs.shares_memory
+        pool = _pool(self._graphs.device, stream) if shared else _Pool()
         with pool.lock:
             with self._graphs.as_usual():
                 copied = {number: self._runner.moved(inputs[number]) for number in self._moving}
@@ -393,28 +394,30 @@ class _Calls:
 
         launch, returned = self._graphs.captured(run)
         given = _names_given(self._plan)
-        foreign = {_storage(placed[number]) for number in self._tensors}
-        foreign |= {_storage(tensor) for tensor in self._runner.constants.values()}
+        name_of = self._graphs.name_of
+        foreign = {name_of(placed[number]) for number in self._tensors}
+        foreign |= {name_of(tensor) for tensor in self._runner.constants.values()}
         made: list[Any] = []
         results = []
         for output, result in zip(self._plan.outputs, returned, strict=True):
             if output.buffer is None or output.buffer in given:
                 made.append(None)
                 continue
-            if _storage(result) in foreign:
+            if name_of(result) in foreign:
                 raise ConfigError("a result is a view of an input that an operator made")
             results.append(result)
             made.append(self._graphs.same(result))
         del returned
-        own = Counter(map(_storage, results))
-        storages = {_storage(result): result.untyped_storage() for result in results}
+        own = Counter(map(name_of, results))
+        storages = {name_of(result): self._graphs.storage(result) for result in results}
         watched = [(one, self._graphs.users(one), own[name]) for name, one in storages.items()]
         places = [number for number in self._tensors if number not in copied]
         addresses = [self._addresses[number] for number in places]
         held = pool.added(self, watched)
         self._runner.graph_use.captures += 1
         self._recognizer = None
-        if not self._runner.looks_at_addresses:
+        # Inputs that are all where they were are apart as they were.
+        if not (copied and self._runner.looks_at_addresses):
             self._recognizer = self._graphs.recognizer([placed[n] for n in self._tensors])
             self._given_numbers = self._numbers_of(placed)
         resting = {n: 0 for n in copied if self._misses[n] < _MOST_MISSES}
@@ -490,13 +493,12 @@ class _Calls:
 
     def _fill(self, capture: _Capture, inputs: Sequence[Any]) -> None:
         if capture.copied:
-            pairs = [_apart(one, inputs[number]) for number, one in capture.copied.items()]
-            self._graphs.copy([one for one, _ in pairs], [other for _, other in pairs])
+            self._graphs.copy([*capture.copied.values()], [inputs[n] for n in capture.copied])
 
     def _write_back(self, copied: Mapping[int, Any], inputs: Sequence[Any]) -> None:
         for number, tensor in copied.items():
             if self._plan.inputs[number].changed:
-                inputs[number].copy_(tensor)
+                self._graphs.copy([inputs[number]], [tensor])
 
     def _results(self, capture: _Capture, inputs: Sequence[Any]) -> tuple[Any, ...]:
         bound: BoundPlan = self._signature.bound
@@ -562,16 +564,3 @@ def _is_mask(item: Any, dtypes: Mapping[str, str]) -> bool:
 
 def _names_given(plan: ProgramPlan) -> set[str]:
     return {item.name for item in plan.inputs if item.spec is not None} | {*plan.constants}
-
-
-def _storage(tensor: Any) -> int:
-    """Return what names a tensor's memory."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch itself tells aliases so
-
-
-def _apart(target: Any, source: Any) -> tuple[Any, Any]:
-    """Return both without what a tensor repeats, which torch refuses to write to."""
-    for dim, stride in enumerate(target.stride()):
-        if stride == 0 and target.shape[dim] > 1:
-            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-    return target, source

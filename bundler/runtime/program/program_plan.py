@@ -168,6 +168,8 @@ class KernelEntry:
         source: names its text, as tuning records have it; empty where no record was looked for.
         others: kernels that compute the same, of which a tuning record may name one -> the places
             of their arguments among those of a launch.
+        functions: names its text as key parts have it, so that a bundle may hold another program's
+            kernel of that name; empty where it is not known.
     """
 
     grid: str
@@ -175,6 +177,7 @@ class KernelEntry:
     choices: Mapping[str, tuple[KernelChoice, ...]] = field(default_factory=dict)
     source: str = ""
     others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    functions: str = ""
 
 
 @dataclass(frozen=True)
@@ -244,8 +247,9 @@ class ProgramPlan:
         data = asdict(self) | {"version": VERSION}
         # A plan without them is as it was before there were any.
         for kernel in data["kernels"].values():
-            if not kernel["others"]:
-                del kernel["others"]
+            for name in ("others", "functions"):
+                if not kernel[name]:
+                    del kernel[name]
         data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 

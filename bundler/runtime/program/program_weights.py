@@ -216,7 +216,11 @@ def check_weights(
 
 
 def bound_weights(
-    plan: ProgramPlan, source: _Source, memory: Any, given: Mapping[str, Any]
+    plan: ProgramPlan,
+    source: _Source,
+    memory: Any,
+    given: Mapping[str, Any],
+    made: dict[tuple[StoredTensor, ...], Any] | None = None,
 ) -> dict[str, Any]:
     """Return the constants of a program, each copied to the device once.
 
@@ -225,6 +229,7 @@ def bound_weights(
         source: as `stored_tensors` takes it.
         memory: with `put_bytes`, as `DeviceMemory` and `TorchMemory`.
         given: constants that are there.
+        made: what other programs have of these files already, which is added to.
 
     Raises:
         As `stored_tensors` and `check_weights`, before anything is copied.
@@ -239,7 +244,7 @@ def bound_weights(
             f" {type(memory).__name__}",
             got=type(memory).__name__,
         )
-    if not plan.constants and not plan.numbers:
+    if made is None and not plan.constants and not plan.numbers:
         raise ConfigError(
             "weights=: the program holds no tensor of a module; those of an ExportedProgram are its"
             " first inputs"
@@ -249,7 +254,7 @@ def bound_weights(
     _check_numbers(plan, stored, files)
     bound = dict(given)
     # A graph may hold a tensor twice that a module has once.
-    made: dict[tuple[StoredTensor, ...], Any] = {}
+    made = {} if made is None else made
     try:
         for constant, tensors in found.items():
             if tensors in made:

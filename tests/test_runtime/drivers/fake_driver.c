@@ -401,3 +401,50 @@ int hipEventCreateWithFlags(void **made, unsigned flags) { return new_handle(mad
 int hipEventDestroy(void *event) { return drop_handle(3); }
 int hipEventRecord(void *event, void *stream) { return noted("record on %llx", (uint64_t)stream); }
 int hipStreamWaitEvent(void *stream, void *event, unsigned flags) { return noted("order %llx", (uint64_t)stream); }
+
+/* Graphs that are there: as they were captured, and ready to launch; and the stream that is captured. */
+int fake_graphs[2];
+static uint64_t captured_stream;
+
+static int capture_begin(void *stream, int mode) {
+  if (captured_stream)
+    return 901;
+  captured_stream = (uint64_t)stream;
+  return mode == 2 ? noted("capture %llx", (uint64_t)stream) : 1;
+}
+static int capture_end(void *stream, void **graph) {
+  if ((uint64_t)stream != captured_stream)
+    return 401;
+  captured_stream = 0;
+  *graph = (void *)(0x700 + (uint64_t)++fake_graphs[0]);
+  return 0;
+}
+static int graph_ready(void **ready, void *graph, uint64_t flags) {
+  *ready = (void *)((uint64_t)graph + 0x100);
+  fake_graphs[1]++;
+  return flags == 0 ? 0 : 1;
+}
+static int graph_launch(void *ready, void *stream) {
+  return (uint64_t)ready > 0x800 ? noted("graph on %llx", (uint64_t)stream) : 400;
+}
+
+int cuStreamIsCapturing(void *stream, int *found) { *found = stream && (uint64_t)stream == captured_stream; return 0; }
+int cuStreamBeginCapture_v2(void *stream, int mode) { return capture_begin(stream, mode); }
+int cuStreamEndCapture(void *stream, void **graph) { return capture_end(stream, graph); }
+int cuGraphInstantiateWithFlags(void **ready, void *graph, uint64_t flags) {
+  CALL("cuGraphInstantiateWithFlags");
+  return graph_ready(ready, graph, flags);
+}
+int cuGraphLaunch(void *ready, void *stream) { return graph_launch(ready, stream); }
+int cuGraphDestroy(void *graph) { fake_graphs[0]--; return 0; }
+int cuGraphExecDestroy(void *ready) { fake_graphs[1]--; return 0; }
+int hipStreamIsCapturing(void *stream, int *found) { *found = stream && (uint64_t)stream == captured_stream; return 0; }
+int hipStreamBeginCapture(void *stream, int mode) { return capture_begin(stream, mode); }
+int hipStreamEndCapture(void *stream, void **graph) { return capture_end(stream, graph); }
+int hipGraphInstantiateWithFlags(void **ready, void *graph, uint64_t flags) {
+  CALL("hipGraphInstantiateWithFlags");
+  return graph_ready(ready, graph, flags);
+}
+int hipGraphLaunch(void *ready, void *stream) { return graph_launch(ready, stream); }
+int hipGraphDestroy(void *graph) { fake_graphs[0]--; return 0; }
+int hipGraphExecDestroy(void *ready) { fake_graphs[1]--; return 0; }

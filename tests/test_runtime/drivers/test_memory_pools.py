@@ -21,6 +21,7 @@ from bundler.runtime.program.dlpack import described
 from tools.hip import headers
 
 DRIVERS = {"cuda": CudaDriver, "hip": HipDriver}
+CALLED = cuda_api.POOL_SIGNATURES | cuda_api.GRAPH_SIGNATURES
 PLACES = {"cuda": (2, 1), "hip": (10, 1)}
 
 
@@ -143,6 +144,60 @@ def test_a_library_without_pools_is_refused(driver):
         DeviceMemory(driver=driver)
 
 
+def test_a_graph_is_captured_on_a_stream_of_its_own(driver, fake, in_use):
+    """What is allocated meanwhile is allocated on the stream of before, and kept by the graph; what
+    the capture made on the way is given back.
+    """
+    memory = DeviceMemory(driver=driver, stream=0x77)
+    graphs, there = memory.graphs(), (ctypes.c_int * 2).in_dll(fake.library, "fake_graphs")
+    assert not graphs.is_capturing()
+    fake.forget()
+
+    def run():
+        assert graphs.is_capturing()
+        assert memory.stream != 0x77
+        passing = memory.allocate("float32", (200,))
+        first = passing.address
+        del passing
+        result = memory.allocate("float32", (100,))
+        assert result.address == first
+        return (result, None)
+
+    launch, (result, nothing) = graphs.captured(run)
+    assert (memory.stream, nothing, result.shape) == (0x77, None, (100,))
+    assert (list(there), list(in_use)) == ([0, 1], [1, 0, 0, 0, 1])
+    launch()
+    assert "graph on 77" in fake.calls
+    del launch
+    assert (list(there), in_use[0]) == ([0, 0], 1)
+    del result
+    assert in_use[0] == 0
+
+
+def test_what_cannot_be_captured_leaves_nothing(driver, fake, in_use):
+    """The capture ends, and the next one works."""
+    memory = DeviceMemory(driver=driver)
+    graphs, there = memory.graphs(), (ctypes.c_int * 2).in_dll(fake.library, "fake_graphs")
+    with pytest.raises(ZeroDivisionError):
+        graphs.captured(lambda: memory.allocate("int8", (1 // 0,)))
+    fake.fail(driver.pool_calls.graphs.instantiate, 900)
+    with pytest.raises(DriverError, match="GraphInstantiateWithFlags failed"):
+        graphs.captured(tuple)
+    assert list(there) == [0, 0]
+    assert not graphs.is_capturing()
+    launch, _ = graphs.captured(tuple)
+    launch()
+
+
+def test_a_library_without_graphs_is_refused(driver, fake, in_use):
+    """When the first is captured; a pool without them is a pool."""
+    found = driver._library.find
+    driver._library.find = lambda name, types=None: None if "Graph" in name else found(name, types)
+    memory = DeviceMemory(driver=driver)
+    with pytest.raises(DriverError, match=r"lacks .*GraphInstantiateWithFlags"):
+        memory.graphs().captured(tuple)
+
+
 def include(maker):
     """The vendor's headers, which Triton brings."""
     triton = importlib.util.find_spec("triton")
@@ -154,26 +209,37 @@ def include(maker):
 @pytest.mark.toolchain
 def test_hip_declares_what_pools_call(monkeypatch):
     """Bytes of each argument, by the C compiler."""
-    monkeypatch.setattr(hip_api, "SIGNATURES", hip_api.POOL_SIGNATURES)
+    called = hip_api.POOL_SIGNATURES | hip_api.GRAPH_SIGNATURES
+    monkeypatch.setattr(hip_api, "SIGNATURES", called)
     rows = {
         row["what"]: row["ok"]
         for row in headers.compared("installed", headers.of_headers(include("amd")))
     }
-    assert {rows[name] for name in hip_api.POOL_SIGNATURES} == {True}
+    assert {rows[name] for name in called} == {True}
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("name", cuda_api.POOL_SIGNATURES)
+@pytest.mark.parametrize("name", CALLED)
 def test_cuda_declares_what_pools_call(name):
     """Bytes of each argument."""
     text = (include("nvidia") / "cuda.h").read_text()
     plain = name.removesuffix("_v2")
+    plain = "cuGraphInstantiate" if plain == "cuGraphInstantiateWithFlags" else plain
     if plain != name:
-        assert re.search(rf"define {plain} +{name}\b", text)
+        assert re.search(rf"define {plain} +(__CUDA_API_PTSZ\()?{name}\b", text)
     declared = re.search(rf"CUresult CUDAAPI {plain}\(([^)]*)\)", text)[1]
-    wide = ("*", "CUdeviceptr", "CUstream", "CUevent", "CUmemoryPool", "size_t")
+    wide = (
+        "*",
+        "CUgraph",
+        "long long",
+        "CUdeviceptr",
+        "CUstream ",
+        "CUevent",
+        "CUmemoryPool",
+        "size_t",
+    )
     expected = [
         1 if "unsigned char" in one else 8 if any(word in one for word in wide) else 4
         for one in declared.split(",")
     ]
-    assert [ctypes.sizeof(kind) for kind in cuda_api.POOL_SIGNATURES[name]] == expected
+    assert [ctypes.sizeof(kind) for kind in CALLED[name]] == expected

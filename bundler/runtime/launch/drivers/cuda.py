@@ -16,7 +16,7 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch.drivers import cuda_api as api
 from bundler.runtime.launch.drivers.launchers import Leave, image_loader, packed_attributes
 from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Calls, Library, NativeDriver
-from bundler.runtime.launch.drivers.native_pool import PoolCalls
+from bundler.runtime.launch.drivers.native_pool import GraphCalls, PoolCalls
 from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
 _CALLS = Calls(
@@ -58,6 +58,16 @@ _POOL_CALLS = PoolCalls(
     wait="cuStreamWaitEvent",
     signatures=api.POOL_SIGNATURES,
     kind=2,
+    graphs=GraphCalls(
+        is_capturing="cuStreamIsCapturing",
+        begin="cuStreamBeginCapture_v2",
+        end="cuStreamEndCapture",
+        instantiate="cuGraphInstantiateWithFlags",
+        launch="cuGraphLaunch",
+        drop_template="cuGraphDestroy",
+        drop="cuGraphExecDestroy",
+        signatures=api.GRAPH_SIGNATURES,
+    ),
 )
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver
 # launches a kernel that needs more only after its limit was raised with cuFuncSetAttribute.

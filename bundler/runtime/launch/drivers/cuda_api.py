@@ -100,6 +100,16 @@ POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
+# Of graphs, which came later; looked up when the first is captured.
+GRAPH_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "cuStreamIsCapturing": (c_void_p, _OUT_INT),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, _OUT),
+    "cuGraphInstantiateWithFlags": (_OUT, c_void_p, c_uint64),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
+}
 # What the extension calls to load a binary, in the order in which it takes their addresses.
 LOADING = (
     "cuCtxGetCurrent",

@@ -154,6 +154,29 @@ class MemoryPool(Protocol):
     def synchronize(self, stream: int) -> None:
         """Wait until a stream has done everything."""
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether somebody captures what the stream is given."""
+
+    def begin_capture(self, stream: int) -> None:
+        """Have work of a stream become a graph from here on, and not run; other streams go on.
+
+        Raises:
+            DriverError: the stream is captured already, or the library is too old.
+        """
+
+    def end_capture(self, stream: int) -> int:
+        """Return a graph of all that a stream was given since its capture began, ready to launch.
+
+        Raises:
+            DriverError: something of it cannot be captured; the capture has ended all the same.
+        """
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Launch all of a graph in the order of a stream."""
+
+    def drop_graph(self, graph: int) -> None:
+        """Forget a graph; one that runs runs to its end."""
+
     def close(self) -> None:
         """Give the pool back, of which no memory is in use, and none is allocated any more."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError, DriverError, DriverUnavailable
@@ -143,7 +144,11 @@ class DryDriver:
         return address.to_bytes(8, "little").ljust(TENSOR_MAP_BYTES, b"\0")
 
     def record(self, launch: DryLaunch) -> None:
-        """Write down one launch."""
+        """Write down one launch, also as a part of a graph, when that is launched."""
+        for pool in self.pools:
+            if pool.is_capturing(launch.stream):
+                pool.given(launch.stream, partial(self.record, launch))
+                return
         with self._lock:
             self.launches.append(launch)
 

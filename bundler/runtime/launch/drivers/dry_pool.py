@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from bundler.errors import DriverError
 from bundler.runtime.launch.drivers.native_pool import out_of_memory
@@ -30,6 +32,7 @@ class DryPool:
         waits: (first, then) of each `order` between two streams.
         allocations: how many there were so far.
         is_open: whether nobody closed it.
+        graphs: those that are there -> what each does, in order.
     """
 
     def __init__(self, device: int, memory_bytes: int, check_process: Callable[[], None]) -> None:
@@ -40,6 +43,9 @@ class DryPool:
         self.streams: set[int] = set()
         self.waits: list[tuple[int, int]] = []
         self.allocations, self._last_stream, self.is_open = 0, 0xD0, True
+        self._captured: dict[int, list[Callable[[], Any]]] = {}
+        self.graphs: dict[int, list[Callable[[], Any]]] = {}
+        self._last_graph = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -81,12 +87,12 @@ class DryPool:
         self._check()
         self._inside(target, size_bytes)
         self._inside(source, size_bytes)
-        ctypes.memmove(target, source, size_bytes)
+        self.given(stream, partial(ctypes.memmove, target, source, size_bytes))
 
     def fill(self, address: int, byte: int, size_bytes: int, stream: int) -> None:
         """Set bytes now."""
         self._inside(address, size_bytes)
-        ctypes.memset(address, byte, size_bytes)
+        self.given(stream, partial(ctypes.memset, address, byte, size_bytes))
 
     def new_stream(self) -> int:
         """Return a number that no other stream has."""
@@ -110,6 +116,40 @@ class DryPool:
     def close(self) -> None:
         """Write down that nobody uses it any more."""
         self.is_open = False
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a capture of the stream began, and did not end."""
+        return stream in self._captured
+
+    def begin_capture(self, stream: int) -> None:
+        """Keep what the stream is given."""
+        self._check()
+        if stream in self._captured:
+            raise DriverError(f"stream {stream:#x} is captured already", stream=stream)
+        self._captured[stream] = []
+
+    def end_capture(self, stream: int) -> int:
+        """Return a number for what was kept."""
+        self._last_graph += 1
+        self.graphs[self._last_graph] = self._captured.pop(stream)
+        return self._last_graph
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Do all of it, now, or as a part of another graph."""
+        self._check()
+        for work in self.graphs[graph]:
+            self.given(stream, work)
+
+    def drop_graph(self, graph: int) -> None:
+        """Forget a graph."""
+        del self.graphs[graph]
+
+    def given(self, stream: int, work: Callable[[], Any]) -> None:
+        """Do work of a stream, or keep it where the stream is captured."""
+        if stream in self._captured:
+            self._captured[stream].append(work)
+        else:
+            work()
 
     def _taken(self, size_bytes: int) -> int:
         buffer = ctypes.create_string_buffer(size_bytes + _ALIGNED_BYTES)

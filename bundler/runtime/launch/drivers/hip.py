@@ -17,7 +17,7 @@ from bundler.runtime.launch.drivers import hip_api as api
 from bundler.runtime.launch.drivers.hip_library import library_path
 from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
 from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
-from bundler.runtime.launch.drivers.native_pool import PoolCalls
+from bundler.runtime.launch.drivers.native_pool import GraphCalls, PoolCalls
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
 _CALLS = Calls(
@@ -59,6 +59,16 @@ _POOL_CALLS = PoolCalls(
     wait="hipStreamWaitEvent",
     signatures=api.POOL_SIGNATURES,
     kind=10,
+    graphs=GraphCalls(
+        is_capturing="hipStreamIsCapturing",
+        begin="hipStreamBeginCapture",
+        end="hipStreamEndCapture",
+        instantiate="hipGraphInstantiateWithFlags",
+        launch="hipGraphLaunch",
+        drop_template="hipGraphDestroy",
+        drop="hipGraphExecDestroy",
+        signatures=api.GRAPH_SIGNATURES,
+    ),
     copied=(api.COPY_BY_ADDRESS,),
 )
 

@@ -94,6 +94,16 @@ POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
     "hipEventRecord": (c_void_p, c_void_p),
     "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
 }
+# Of graphs, as CUDA's in `cuda_api`.
+GRAPH_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "hipStreamIsCapturing": (c_void_p, _OUT_INT),
+    "hipStreamBeginCapture": (c_void_p, c_int),
+    "hipStreamEndCapture": (c_void_p, _OUT),
+    "hipGraphInstantiateWithFlags": (_OUT, c_void_p, c_uint64),
+    "hipGraphLaunch": (c_void_p, c_void_p),
+    "hipGraphDestroy": (c_void_p,),
+    "hipGraphExecDestroy": (c_void_p,),
+}
 # A copy whose direction HIP finds by the addresses
 COPY_BY_ADDRESS = 4
 # Returns a string.

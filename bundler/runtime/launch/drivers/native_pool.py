@@ -20,6 +20,9 @@ OUT_OF_MEMORY = 2
 _PINNED_ALLOCATION, _ON_DEVICE, _RELEASE_THRESHOLD, _KEEP_ALL = 1, 1, 4, 2**64 - 1
 # Pinned for all devices; a stream beside the default one; an event that keeps no time.
 _PORTABLE, _NON_BLOCKING, _WITHOUT_TIME = 1, 1, 2
+# A capture that forbids nothing to this thread and to others: memory of the graph is allocated
+# meanwhile, on another stream.
+_RELAXED = 2
 
 
 class PoolCalls(NamedTuple):
@@ -51,7 +54,25 @@ class PoolCalls(NamedTuple):
     wait: str
     signatures: Mapping[str, tuple[object, ...]]
     kind: int
+    graphs: GraphCalls
     copied: tuple[int, ...] = ()
+
+
+class GraphCalls(NamedTuple):
+    """What both libraries call what graphs need; older ones lack some of it.
+
+    Attributes:
+        signatures: argument types by function.
+    """
+
+    is_capturing: str
+    begin: str
+    end: str
+    instantiate: str
+    launch: str
+    drop_template: str
+    drop: str
+    signatures: Mapping[str, tuple[object, ...]]
 
 
 class PoolDriver(Protocol):
@@ -101,14 +122,8 @@ class NativePool:
         find: Callable[[str, tuple[object, ...]], Any | None],
     ) -> None:
         self._driver, self._device, self._calls = driver, device, calls
-        found = {name: find(name, types) for name, types in calls.signatures.items()}
-        lacking = sorted(name for name, function in found.items() if function is None)
-        if lacking:
-            raise DriverError(
-                f"the library of {driver.backend} lacks {', '.join(lacking)}: update the driver",
-                lacking=lacking,
-            )
-        self._functions: dict[str, Any] = found
+        self._find = find
+        self._functions: dict[str, Any] = self._found(calls.signatures)
         self._pool = ctypes.c_void_p()
         wanted = _Properties(_PINNED_ALLOCATION, 0, _ON_DEVICE, device)
         self._do(calls.create, self._pool, ctypes.byref(wanted))
@@ -191,9 +206,53 @@ class NativePool:
         """Wait for a stream."""
         self._do(self._calls.synchronize, stream)
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether somebody captures what the stream is given."""
+        status = ctypes.c_int()
+        self._do_graph(self._calls.graphs.is_capturing, stream, status)
+        return status.value != 0
+
+    def begin_capture(self, stream: int) -> None:
+        """Have work of a stream become a graph."""
+        self._do_graph(self._calls.graphs.begin, stream, _RELAXED)
+
+    def end_capture(self, stream: int) -> int:
+        """Return a graph of that work."""
+        calls, template, made = self._calls.graphs, ctypes.c_void_p(), ctypes.c_void_p()
+        self._do_graph(calls.end, stream, template)
+        try:
+            self._do_graph(calls.instantiate, made, template, 0)
+        finally:
+            self._do_graph(calls.drop_template, template)
+        return made.value or 0
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Launch a graph."""
+        self._do_graph(self._calls.graphs.launch, graph, stream)
+
+    def drop_graph(self, graph: int) -> None:
+        """Forget a graph."""
+        self._do_graph(self._calls.graphs.drop, graph)
+
     def close(self) -> None:
         """Give the pool back."""
         self._do(self._calls.destroy, self._pool)
+
+    def _do_graph(self, call: str, *arguments: Any) -> None:
+        if call not in self._functions:
+            self._functions |= self._found(self._calls.graphs.signatures)
+        self._do(call, *arguments)
+
+    def _found(self, signatures: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
+        found = {name: self._find(name, types) for name, types in signatures.items()}
+        lacking = sorted(name for name, function in found.items() if function is None)
+        if lacking:
+            raise DriverError(
+                f"the library of {self._driver.backend} lacks {', '.join(lacking)}: update the"
+                " driver",
+                lacking=lacking,
+            )
+        return found
 
     def _status(self, call: str, *arguments: Any) -> int:
         self._driver.check_alive()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama of 1 B parameters from a bundle, with neither torch nor Triton, beside eager torch and
+torch.compile: writes docs/results/codegen-without-torch.json.
+
+    python -m tools.codegen without-torch [--tiny] [--results DIR] [--check]
+
+`examples/llama.py` is built on this machine for its GPU, and `examples/llama_run.py` generates 64
+tokens in a process that cannot import torch.  Judged are the logits of each step, given the tokens
+of eager torch, by the rule of TorchInductor's dashboard: not farther from float64's than three
+times as far as eager's, and a tenth of the tolerance; the tokens, wherever the two best of eager
+torch are farther apart than twice its own error; the time a token beside
+torch.compile(mode="reduce-overhead"); the time from the start of a process to its first token
+beside torch.compile's from cold and from warm caches; and memory.  With `--check` nothing runs, and
+the exit status is 1 where the result misses a target.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.codegen.command_line import parser
+from tools.codegen.llama_files import ANSWER, BUNDLE, PROMPT, TOKENS, WEIGHTS
+from tools.shared import measurement
+from tools.shared.processes import ROOT
+
+NAME = "codegen-without-torch"
+#: The dashboard's tolerance of inference, and its factor of half precision.
+TOLERANCE, FACTOR = 1e-3, 3.0
+MOST_TIME, MOST_START_S, SPARE_BYTES = 0.8, 2.0, 64 << 20
+#: Both fail where they are imported.
+_WITHOUT = "import sys; sys.modules |= dict.fromkeys(('torch', 'triton')); import runpy; "
+
+
+def main() -> int:
+    """Run all sides, compare and save; 1 where a target is missed."""
+    line = parser(__doc__, "results check")
+    line.add_argument("--tiny", action="store_true", help="a small model, to try the program")
+    options = line.parse_args()
+    path = Path(options.results) / f"{NAME}.json"
+    if options.check:
+        return _told(json.loads(path.read_text()))
+    tiny = ("--tiny",) if options.tiny else ()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result: dict[str, Any] = {"build": side(folder, "build", *tiny)}
+        result["eager"] = side(folder, "eager", *tiny)
+        result["greedy"] = greedy(folder)
+        result["ours"] = _run([sys.executable, "-m", "tools.codegen.llama_launch", name])
+        for kind in ("cold", "warm"):
+            result[kind] = side(folder, "compiled", *tiny)
+        result |= compared(folder, result["greedy"].pop("tokens"))
+        result["memory"] = memory(folder, result["greedy"]["memory_bytes"])
+    measurement.save(NAME, result, Path(options.results))
+    return _told(result)
+
+
+def side(folder: Path, name: str, *more: str) -> dict[str, Any]:
+    """Return what a side with torch found; caches of compilers are in the folder."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": f"triton-{name}"}
+    where = {variable: str(folder / cache) for variable, cache in caches.items()}
+    line = [sys.executable, "-m", "tools.codegen.llama_sides", name, str(folder), *more]
+    return _run(line, where)
+
+
+def greedy(folder: Path) -> dict[str, Any]:
+    """Return what the example finds, and how long its process took to the first token."""
+    script = str(ROOT / "examples" / "llama_run.py")
+    prompt = ",".join(map(str, json.loads((folder / TOKENS).read_text())[:PROMPT]))
+    words = [script, str(folder / BUNDLE), str(folder / WEIGHTS), "--prompt", prompt]
+    words += ["--tokens", str(ANSWER)]
+    code = f"{_WITHOUT}sys.argv = {words!r}; runpy.run_path({script!r}, run_name='__main__')"
+    found = _run([sys.executable, "-c", code])
+    if found["imported"]:
+        raise AssertionError(f"imported: {found['imported']}")
+    return found
+
+
+def _run(line: list[str], more: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what a process prints, and the seconds to its first token where it says when."""
+    environment = {**os.environ, "PYTHONPATH": _path(), **(more or {})}
+    started = time.time()
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["process_s"] = time.time() - started
+    if "first_token_at" in found:
+        found["first_token_s"] = found.pop("first_token_at") - started
+    return found
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+
+
+def compared(folder: Path, answer: list[int]) -> dict[str, Any]:
+    """Return how logits and tokens compare, step by step.
+
+    Args:
+        folder: with the logits of each side.
+        answer: tokens that the example generated by itself.
+    """
+    ours, eager, wide = (np.load(folder / f"{name}.npy") for name in ("ours", "eager", "float64"))
+    tokens = json.loads((folder / TOKENS).read_text())[PROMPT:]
+    off, allowed = _distance(ours, wide), FACTOR * _distance(eager, wide) + TOLERANCE / 10
+    best = np.sort(eager, -1)
+    gap, error = best[:, -1] - best[:, -2], np.abs(eager - wide).max(-1)
+    sure = gap > 2 * error
+    differing = ours.argmax(-1) != np.asarray(tokens)
+    equal = [one == other for one, other in zip(answer, tokens, strict=True)]
+    apart = None if all(equal) else equal.index(False)
+    return {
+        "logits": {
+            "steps": len(ours),
+            "wrong": int((~(off <= allowed)).sum()),
+            "worst": float((off / allowed).max()),
+            "beside_eager": float((off / _distance(eager, wide)).mean()),
+        },
+        "tokens": {
+            "sure": int(sure.sum()),
+            "wrong": int((differing & sure).sum()),
+            "equal": int((~differing).sum()),
+            # From there on the conversations differ: they may where eager torch is not sure.
+            "first_apart": apart,
+            "wrongly_apart": bool(apart is not None and sure[apart]),
+        },
+    }
+
+
+def _distance(one: Any, other: Any) -> Any:
+    return np.sqrt(np.square(one.astype("float64") - other.astype("float64")).mean(-1))
+
+
+def memory(folder: Path, used: int) -> dict[str, Any]:
+    """Return what may be in use, in bytes, and what was."""
+    from bundler import Bundle
+    from bundler.runtime.program.program_summary import programs_of
+
+    programs = programs_of(Bundle.load(folder / BUNDLE))
+    weights = (folder / WEIGHTS).stat().st_size
+    (decode,) = [one for one in programs if one.name == "decode"]
+    state = sum(_bytes(one.type) for one in decode.inputs)
+    step = max(one.memory_bytes or 0 for one in programs)
+    return {"used": used, "weights": weights, "state": state, "step": step}
+
+
+def _bytes(described: str) -> int:
+    """Return the size of a tensor that is described as float32[2, 3]."""
+    from bundler.runtime.program.device_tensors import item_bytes
+
+    dtype, _, sizes = described.rstrip("]").partition("[")
+    return item_bytes(dtype) * int(np.prod([int(size) for size in sizes.split(",")]))
+
+
+def missed(result: dict[str, Any]) -> list[str]:
+    """Return the targets that a result misses, in words."""
+    found, room = [], result["memory"]
+    if result["logits"]["wrong"]:
+        found.append("logits are too far from float64's")
+    if result["tokens"]["wrong"] or result["tokens"]["wrongly_apart"]:
+        found.append("tokens are not eager torch's")
+    theirs = min(result[kind]["ms_a_token"] for kind in ("cold", "warm"))
+    if result["ours"]["ms_a_token"] > MOST_TIME * theirs:
+        found.append(f"a token takes more than {MOST_TIME} of torch.compile's time")
+    if result["greedy"]["first_token_s"] > MOST_START_S:
+        found.append(f"the first token comes after more than {MOST_START_S} s")
+    if room["used"] > room["weights"] + room["state"] + room["step"] + SPARE_BYTES:
+        found.append("more memory than weights, state, one step and 64 MiB")
+    return found
+
+
+def _told(result: dict[str, Any]) -> int:
+    for name in ("build", "logits", "tokens", "memory"):
+        print(f"{name}: {json.dumps(result[name])}")
+    for name in ("greedy", "ours", "eager", "cold", "warm"):
+        print(f"{name}: {json.dumps(result[name])}")
+    for words in missed(result):
+        print(f"missed: {words}")
+    return int(bool(missed(result)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
