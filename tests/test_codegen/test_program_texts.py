@@ -53,6 +53,9 @@ def golden(beside):
         "linear_gate",
         "scores",
         "lists",
+        "tiles",
+        "tiles_of_rows",
+        "tiles_of_long_rows",
     ],
 )
 def test_the_text_of_a_kernel_is_the_one_that_was_read(golden, name):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import sympy
 
@@ -47,8 +48,7 @@ def orders_nothing(loops: Iterable[Loop]) -> bool:
             loop.kind in _IN_ANY_ORDER
             or (
                 loop.kind in _OF_INTEGERS
-                and data_type(loop.value.dtype).kind
-                not in {NumberKind.FLOAT, NumberKind.FLOAT8}
+                and data_type(loop.value.dtype).kind not in {NumberKind.FLOAT, NumberKind.FLOAT8}
             )
         )
         for loop in loops
@@ -191,5 +191,5 @@ def _nested(axes: list[tuple[sympy.Integer, Dimension]]) -> bool:
         stride % inner_stride == 0
         and inner.numel.is_Integer
         and stride >= inner_stride * inner.numel
-        for (stride, _), (inner_stride, inner) in zip(axes, axes[1:], strict=False)
+        for (stride, _), (inner_stride, inner) in pairwise(axes)
     )
