@@ -32,7 +32,8 @@ from unittest import mock
 
 import torch
 
-from bundler.codegen.program import GenerateOptions, Program, ProgramPolicy, program_of_graph
+from bundler.codegen.program import GenerateOptions, Program, program_of_graph
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.program.device_tensors import item_bytes, span
