@@ -110,7 +110,7 @@ def counts(text):
         # One dimension is made of two, an address of values, and elements are behind a mask.
         (lambda a: a.amax((0, 2)), [meta(8, 16, 32)], (0, 0)),
         (lambda a, i: a[i].amax(1), [meta(64, 48), meta(9, dtype=torch.int64)], (0, 0)),
-        (lambda a: torch.nn.functional.pad(a, (4, 4)).amax(1), [meta(64, 48)], (0, 0)),
+        (lambda a: torch.nn.functional.pad(a, (0, 0, 0, 8)).amax(1), [meta(64, 48)], (0, 0)),
         (lambda a: a.any(1), [meta(64, 48, dtype=torch.bool)], (0, 0)),
     ],
 )
