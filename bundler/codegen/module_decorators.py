@@ -64,6 +64,7 @@ def heuristic(
     operands: Operands | None = None,
     rsplit_size: int = 0,
     allow_multi_stages: bool = True,
+    tma_min_blocks: Mapping[str, int] | None = None,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -74,7 +75,7 @@ def heuristic(
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
         min_elem_per_thread, add_persistent_rblock, one_element_per_thread, rsplit_size,
-            allow_multi_stages: as `Facts` has them.
+            allow_multi_stages, tma_min_blocks: as `Facts` has them.
         operands: what a product multiplies.
     """
     facts = Facts(
@@ -91,6 +92,7 @@ def heuristic(
         max_xblock=_LARGEST_X,
         rsplit_size=rsplit_size,
         allow_multi_stages=allow_multi_stages,
+        tma_min_blocks=tma_min_blocks or {},
     )
 
     def decorate(fn: Any) -> ModuleKernel:

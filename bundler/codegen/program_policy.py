@@ -15,6 +15,8 @@ from bundler.errors import ConfigError
 from bundler.runtime.heuristics.facts import Policy
 from bundler.runtime.tuning.descent import Descent
 
+_UNMEASURED = frozenset({"deterministic", "use_tensor_descriptor"})
+
 
 @dataclass(frozen=True)
 class ProgramPolicy:
@@ -27,6 +29,9 @@ class ProgramPolicy:
             changed as long as it gets faster.
         multi_kernel: of a reduction whose row may be held whole or looped over, both are written,
             and the first call measures which one runs.
+        use_tensor_descriptor: tiles of at least two dimensions are addressed by tensor descriptors,
+            with equal bits, where these reach them. With `max_autotune` alone both forms are
+            written, and the first call measures which one runs.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -38,6 +43,7 @@ class ProgramPolicy:
     max_autotune: bool = False
     coordinate_descent_tuning: bool = False
     multi_kernel: bool = False
+    use_tensor_descriptor: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -46,7 +52,7 @@ class ProgramPolicy:
         ]
         if wrong:
             raise ConfigError(f"policy: expected True or False, got {', '.join(wrong)}", got=wrong)
-        measured = [name for name in self.metadata if name != "deterministic"]
+        measured = [name for name in self.metadata if name not in _UNMEASURED]
         if self.deterministic and measured:
             raise ConfigError(
                 f"policy: deterministic has no measurement decide, and {measured[0]} asks for one;"

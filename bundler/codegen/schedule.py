@@ -22,6 +22,7 @@ from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
     KernelText,
+    has_descriptors,
     has_two_forms,
     holds_rows,
     tiled,
@@ -259,12 +260,20 @@ class _Scheduler:
             self._graph.hints,
             **self._how,
         )
+        told, plain = self._modules.policy, not group.parts and group.product is None
+        by_rule = bool(told.get("use_tensor_descriptor"))
+        if plain and by_rule:
+            write = partial(write, descriptors=True)
         text = write()
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
         both = not holds_rows(group) and has_two_forms(text)
-        if both and self._modules.policy.get("multi_kernel"):
+        if both and told.get("multi_kernel"):
             self._modules.add_other(kernel, write(held=text.kind == "reduction"))
+        if plain and told.get("max_autotune") and not by_rule:
+            tiles = write(descriptors=True)
+            if has_descriptors(tiles):
+                self._modules.add_other(kernel, tiles)
         self._launches.append((kernel.name, text.buffers))
         for name in sorted(written - removed, key=_order):
             if name in reused:

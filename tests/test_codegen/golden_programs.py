@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bundler.codegen.program import GenerateOptions, generate
+from bundler.codegen.program import GenerateOptions, ProgramPolicy, generate
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
@@ -67,6 +67,12 @@ PROGRAMS = {
         (full(3000), full(40), full(5, 8), full(40)),
     ),
 }
+# With tensor descriptors.
+TILES = {
+    "tiles": (lambda a, b, c: a + b.t() + c, (full(48, 40), full(40, 48), full(40))),
+    "tiles_of_rows": (lambda a: a - a.amax(1, keepdim=True), (full(10, 44),)),
+    "tiles_of_long_rows": (lambda a: a[:, 8:].argmax(1), (full(10, 4408),)),
+}
 # Whose products are kernels.
 TEMPLATES = {"linear_gate", "scores", "quantized", "decode", "scaled", "patches"}
 
@@ -75,8 +81,11 @@ def text_of(name):
     """Return the text of a program's kernels, without imports and metadata that all kernels
     have.
     """
-    function, inputs = PROGRAMS[name]
-    options = GenerateOptions(templates="all" if name in TEMPLATES else "none")
+    function, inputs = {**PROGRAMS, **TILES}[name]
+    options = GenerateOptions(
+        templates="all" if name in TEMPLATES else "none",
+        policy=ProgramPolicy(use_tensor_descriptor=name in TILES),
+    )
     program = generate(function, inputs, options=options)
     assert not program.fallbacks, program.fallbacks
     return "\n".join(source[source.index("\n\n\n") + 3 :] for source in program.sources.values())
@@ -85,7 +94,7 @@ def text_of(name):
 def main():
     """Write the texts."""
     GOLDEN.mkdir(exist_ok=True)
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *TILES):
         (GOLDEN / f"{name}.txt").write_text(text_of(name))
 
 

@@ -57,6 +57,9 @@ def golden(beside):
         "scaled",
         "patches",
         "lists",
+        "tiles",
+        "tiles_of_rows",
+        "tiles_of_long_rows",
     ],
 )
 def test_the_text_of_a_kernel_is_the_one_that_was_read(golden, name):

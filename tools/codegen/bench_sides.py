@@ -33,12 +33,13 @@ from unittest import mock
 import torch
 
 from bundler.codegen.program import GenerateOptions, Program, program_of_graph
+from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.program.device_tensors import item_bytes, span
 from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import GRAPHS, STEPS, filled
+from tools.codegen.compared_graphs import GRAPHS, POLICIES, STEPS, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -139,7 +140,10 @@ def _cache(folder: Path) -> Iterator[Path]:
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
     graph = trace(GRAPHS[name][0], filled(name, DEVICE))
     started = time.thread_time()
-    program = program_of_graph(graph, GenerateOptions(sources=str(folder / "sources")))
+    options = GenerateOptions(
+        sources=str(folder / "sources"), policy=POLICIES.get(name, ProgramPolicy())
+    )
+    program = program_of_graph(graph, options)
     seconds.append(time.thread_time() - started)
     return program
 

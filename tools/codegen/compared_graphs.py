@@ -15,8 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bundler.codegen.program_policy import ProgramPolicy
+
 Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
+#: Graphs of ours that are generated under a policy of their own.
+POLICIES: dict[str, ProgramPolicy] = {}
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
 # A list of tensors of mixed sizes, as the parameters of a small model.
@@ -24,7 +28,9 @@ _LIST = ((256, 1024), (1024,), (1024, 512), (512,), (300, 70)) * 12
 
 
 def graph(
-    *shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.float32
+    *shapes: tuple[int, ...] | torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    policy: ProgramPolicy | None = None,
 ) -> Callable[[Any], Any]:
     """Add a function with inputs of these shapes; a tensor stands for itself."""
 
@@ -36,6 +42,8 @@ def graph(
 
     def add(function: Any) -> Any:
         GRAPHS[function.__name__] = (function, make)
+        if policy is not None:
+            POLICIES[function.__name__] = policy
         return function
 
     return add
@@ -386,3 +394,22 @@ def kth_value(a: Tensor) -> Any:
 @graph((4096, 1024))
 def argsort(a: Tensor) -> Any:
     return a.argsort(dim=-1, stable=True)
+
+
+TILES = ProgramPolicy(use_tensor_descriptor=True)
+
+
+@graph((4096, 4096), (4096, 4096), dtype=torch.bfloat16, policy=TILES)
+def tiles_transposed(a: Tensor, b: Tensor) -> Any:
+    return a + b.t()
+
+
+@graph((16384, 1024), dtype=torch.bfloat16, policy=TILES)
+def tiles_quantized_rows(a: Tensor) -> Any:
+    scale = a.abs().amax(-1, keepdim=True).float() / 127.0
+    return (a / scale).round().to(torch.int8), scale
+
+
+@graph((4096, 16384), policy=TILES)
+def tiles_shifted_long_rows(a: Tensor) -> Any:
+    return a - a.amax(-1, keepdim=True), a.argmax(-1)

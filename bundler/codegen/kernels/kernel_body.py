@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from bundler.codegen.kernels import operation_text
+from bundler.codegen.kernels.descriptor_text import TileDescriptors
 from bundler.codegen.kernels.index_text import index_text
 from bundler.codegen.kernels.kernel_arguments import KernelArguments, number_type
 from bundler.codegen.kernels.kernel_shape import (
@@ -117,6 +118,7 @@ class BodyWriter:
         self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
         self._scans = ScanWriter(shape.looped, row_of(shape), self.new_name)
         self._across = ReductionWriter(True, column_of(shape), self.new_name)
+        self._tiles = TileDescriptors(shape, buffers)
         self._symbols[PROGRAM] = Value("tl.program_id(0)", "int32")
 
     # ------------------------------------------------------------------------------- The whole body
@@ -157,6 +159,11 @@ class BodyWriter:
     def functions(self) -> tuple[str, ...]:
         """The texts of the functions that the kernel calls, which its module has to define."""
         return self._scans.functions
+
+    @property
+    def least_blocks(self) -> Mapping[str, int]:
+        """The least blocks that tensor descriptors need; none where there are none."""
+        return self._tiles.least_blocks
 
     def _pass(self, items: list[PlacedLoop]) -> None:
         """Write one loop over the row, or over the rows of a program."""
@@ -541,13 +548,16 @@ class BodyWriter:
     def _fetched(self, term: Term, masks: Masks, other: float) -> Value:
         """Return what a load reads from memory, the other value where a mask is false."""
         buffer, index, _ = term.details
-        text = self._load_text(term, index, masks, other)
-        pointer = self.arguments.read(buffer)
+        tile = None if masks else self._tiles.tile(buffer, index)
+        if tile is None:
+            text = self._load_text(term, index, masks, other)
+            text = f"tl.load({self.arguments.read(buffer)} + {text})"
+        else:
+            self._policy(buffer, index, self._dimensions_of(term))  # counts what is read
+            text = self._tiles.load(self.arguments.read(buffer), tile, self._outer.lines)
         self.num_load += 1
         dtype = self._buffers[buffer].layout.dtype
-        return self._line(
-            term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype)
-        )
+        return self._line(term, masks, Value(loaded_text(text, dtype), dtype))
 
     def _load_text(self, term: Term, index: sympy.Expr, masks: Masks, other: float) -> str:
         """Return what stands behind `pointer +`: address, mask and policy."""
@@ -644,6 +654,12 @@ class BodyWriter:
         spread = any(
             d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
         )
+        shared = spread and pointer.startswith("in_out")
+        whole = loop.mode is None and loop.first is None and not shared
+        tile = self._tiles.tile(loop.buffer, item.index) if whole else None
+        if tile is not None and domain == set(tile.dimensions):
+            scope.stores.append(self._tiles.store(pointer, tile, text, self._outer.lines))
+            return
         scope.stores += _store_lines(
             f"{pointer} + ({address})",
             text,
@@ -651,7 +667,7 @@ class BodyWriter:
             buffer.layout.dtype,
             atomic=atomic,
             shape=shape,
-            shared=spread and pointer.startswith("in_out"),
+            shared=shared,
         )
 
 

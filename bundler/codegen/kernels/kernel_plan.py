@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 
+from bundler.codegen.kernels.descriptor_text import orders_nothing
 from bundler.codegen.kernels.kernel_arguments import (
     KernelArguments,
     KernelParameter,
@@ -139,6 +140,7 @@ def write_kernel(
     asserted: bool = True,
     upcast: bool = True,
     held: bool | None = None,
+    descriptors: bool = False,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -154,6 +156,7 @@ def write_kernel(
         asserted: whether indices that are read are asserted to be in range.
         upcast: as `KernelShape` has it.
         held: whether rows are held whole; None for what their length suggests.
+        descriptors: whether tensor descriptors address tiles, where no bit can tell.
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
@@ -176,6 +179,7 @@ def write_kernel(
         asserted,
         upcast,
         rows_each=rows_each,
+        descriptors=descriptors and not wide and orders_nothing(group.loops),
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -228,6 +232,7 @@ def write_kernel(
                 else _facts(space, writer.repeated, inner=inner and not persistent)
             ),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
+            **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
         },
     )
 
@@ -235,6 +240,11 @@ def write_kernel(
 def holds_rows(group: LoopGroup) -> bool:
     """Whether a program has to hold whole rows: it sorts them, or also reduces across them."""
     return any(loop.kind == SORT or loop.rows_each for loop in group.loops)
+
+
+def has_descriptors(text: KernelText) -> bool:
+    """Whether tensor descriptors address some of a kernel's tiles."""
+    return "tma_min_blocks" in text.facts
 
 
 def has_two_forms(text: KernelText) -> bool:

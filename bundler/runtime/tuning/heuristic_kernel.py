@@ -24,7 +24,7 @@ from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics import launch_grids
-from bundler.runtime.heuristics.block_limits import max_block
+from bundler.runtime.heuristics.block_limits import block_name, max_block
 from bundler.runtime.heuristics.combo_rules import ComboPlan
 from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
 from bundler.runtime.heuristics.grid_expressions import GridExpressions, expressions_of
@@ -480,6 +480,10 @@ class HeuristicKernel:
         device, facts = setting.device, setting.facts
         limits = dict(combo.field_limits) if combo else {}
         floors = {"x": facts.min_xblock or 1, "r0_": facts.min_rblock or 1}
+        for axis in hints:
+            least = facts.tma_min_blocks.get(block_name(axis), 1)
+            if least > floors.get(axis, 1):
+                floors[axis] = least
         threads = device.max_threads_per_block
         return Space(
             size_hints={**hints, **limits},
