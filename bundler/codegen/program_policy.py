@@ -27,6 +27,10 @@ class ProgramPolicy:
             changed as long as it gets faster.
         multi_kernel: of a reduction whose row may be held whole or looped over, both are written,
             and the first call measures which one runs.
+        cooperative_reductions: a reduction of few long rows is one launch, in which several
+            programs share a row and wait for each other, on devices where all of them run at once;
+            with `max_autotune`, which tries that by itself, only where it is measured to be faster
+            than launches that do not wait.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -38,6 +42,7 @@ class ProgramPolicy:
     max_autotune: bool = False
     coordinate_descent_tuning: bool = False
     multi_kernel: bool = False
+    cooperative_reductions: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -46,7 +51,8 @@ class ProgramPolicy:
         ]
         if wrong:
             raise ConfigError(f"policy: expected True or False, got {', '.join(wrong)}", got=wrong)
-        measured = [name for name in self.metadata if name != "deterministic"]
+        decided = {"deterministic", "cooperative_reductions"}
+        measured = [name for name in self.metadata if name not in decided]
         if self.deterministic and measured:
             raise ConfigError(
                 f"policy: deterministic has no measurement decide, and {measured[0]} asks for one;"

@@ -73,6 +73,7 @@ class KernelShape:
             blocks lies along them.
         rows_each: how many rows each program takes, block by block, where it also reduces across
             them; else 0.
+        shared: whether several programs share a row, and wait for each other.
     """
 
     space: IterationSpace
@@ -84,6 +85,7 @@ class KernelShape:
     upcast: bool = True
     scalars: frozenset[str] = frozenset()
     rows_each: int = 0
+    shared: bool = False
 
     @property
     def looped(self) -> bool:
