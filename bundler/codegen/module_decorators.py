@@ -363,7 +363,9 @@ class ModuleKernel:
         """
         name, made = self.fn.__name__, {kernel: one.here() for kernel, one in kernels.items()}
         records = MultiKernelRecords(name, made, made[name].tuned.options)
-        return MultiKernel(name, forms, _time_in_place, records=records)
+        found = MultiKernel(name, forms, _time_in_place, records=records)
+        self._several[_driver().device(), *kernels] = found
+        return found
 
     def here(self) -> HeuristicKernel:
         """Return the kernel for the current device, or for the interpreter."""

@@ -48,8 +48,8 @@ from bundler.codegen.loops.loop_nodes import (
 from bundler.codegen.loops.loop_order import normalized
 from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
-from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.shared_rows import can_share, shareable
+from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.runtime.program.program_plan import (
@@ -247,9 +247,7 @@ class _Scheduler:
 
     # ---------------------------------------------------------------------------------------- Steps
 
-    def _cooperate(
-        self, group: LoopGroup, nodes: Sequence[Node], uses: Mapping[str, int]
-    ) -> None:
+    def _cooperate(self, group: LoopGroup, nodes: Sequence[Node], uses: Mapping[str, int]) -> None:
         """Have a group computed by one launch whose programs share its rows, or by several where
         they cannot.
         """
@@ -576,9 +574,7 @@ def _softmax_pairs(
     return [changed.get(node.buffer, node) if isinstance(node, Loop) else node for node in nodes]
 
 
-def _is_long_row(
-    loop: Loop, hints: Mapping[sympy.Symbol, int], shared: Collection[str]
-) -> bool:
+def _is_long_row(loop: Loop, hints: Mapping[sympy.Symbol, int], shared: Collection[str]) -> bool:
     row = numel(loop.reduced_sizes)
     return (
         loop.value.dtype in _FLOATS

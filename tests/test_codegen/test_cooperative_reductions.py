@@ -183,7 +183,9 @@ def test_what_is_computed_around_them_is_part_of_the_one_launch():
     assert source.count("lib.grid_barrier") == 1
     stores = re.findall(r"tl.store\(out_ptr\d.*", source)
     turns = [re.search(r"tl.program_id\(0\) == (\d) % RSPLIT", one) for one in stores]
-    assert sorted(int(turn[1]) for turn in turns if turn) == [0, 1] + [2] * (sum(map(bool, turns)) - 2)
+    assert sorted(int(turn[1]) for turn in turns if turn) == [0, 1] + [2] * (
+        sum(map(bool, turns)) - 2
+    )
     assert sum(turn is None for turn in turns) == 1
 
 

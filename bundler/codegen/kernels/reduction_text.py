@@ -232,10 +232,10 @@ class ReductionWriter:
             f"{best} = {self._kept(new, best)}",
             f"{place} = {self._kept(new_place, place)}",
         ]
-        names = self._whole(
+        best, place = self._whole(
             [best, place], [value.dtype, "int64"], f"lib.{kind}({{0}}, {{1}}, {{axis}})"
         )
-        return (self._position(kind, *names, self._after),)
+        return (self._position(kind, best, place, self._after),)
 
     def _position(self, kind: str, values: str, indices: str, lines: list[str]) -> Value:
         unused, found = self._name(), self._name()
@@ -294,10 +294,10 @@ class ReductionWriter:
             f"{top} = {self._kept(new, top)}",
             f"{total} = {self._kept(new_total, total)}",
         ]
-        names = self._whole(
+        top, total = self._whole(
             [top, total], [value.dtype] * 2, "lib.softmax_reduce({0}, {1}, {axis})"
         )
-        return self._softmax_results(*names, value.dtype, self._after)
+        return self._softmax_results(top, total, value.dtype, self._after)
 
     def _softmax_results(
         self, top: str, total: str, dtype: str, lines: list[str]

@@ -172,8 +172,8 @@ class Cooperation:
             wherever it can be.
     """
 
-    together: tuple[PlainStep, ...]
-    apart: tuple[PlainStep, ...]
+    together: tuple[Step, ...]
+    apart: tuple[Step, ...]
     measured: bool = False
 
     @property
@@ -297,7 +297,7 @@ class ProgramPlan:
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
     @property
-    def every_step(self) -> Iterator[PlainStep]:
+    def every_step(self) -> Iterator[Step]:
         """The steps of both forms of a computation, one after the other."""
         for step in self.steps:
             yield from (*step.together, *step.apart) if isinstance(step, Cooperation) else (step,)
