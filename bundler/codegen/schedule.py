@@ -57,7 +57,7 @@ from bundler.runtime.program.program_plan import (
     NUMBER_MARK,
     Allocate,
     Cooperation,
-    Counters,
+    GridCounters,
     Input,
     KernelEntry,
     Launch,
@@ -277,7 +277,7 @@ class _Scheduler:
         )
         launch = self._launched(modules.add(text), text)
         begin: list[Step] = [
-            Counters(name, int(layout.storage))
+            GridCounters(name, int(layout.storage))
             if name == COUNTERS
             else Allocate(name, self._spec(layout))
             for name, layout in text.workspaces.items()

@@ -70,6 +70,7 @@ CASES = [
     (extremes, (3, 307)),
     (extremes, (1, 70)),
     (sums, (4, 512)),
+    (moments, (2, 130)),
     (moments, (2, 307)),
     (whole, (5, 333)),
     (softmax, (2, 512)),

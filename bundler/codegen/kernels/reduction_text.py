@@ -61,7 +61,6 @@ class ReducedRow:
         suffix: subscript that gives a reduced value the reduced axis back, of size 1.
         mask: which lanes count; None for all.
         prefix: of the reduced dimension.
-        start: text of where a program begins in the row.
     """
 
     shape: str
@@ -70,7 +69,6 @@ class ReducedRow:
     suffix: str
     mask: str | None
     prefix: str
-    start: str = "0"
 
 
 def row_of(shape: KernelShape) -> ReducedRow | None:
@@ -94,7 +92,6 @@ def _along(shape: KernelShape, reduced: Dimension) -> ReducedRow:
         f"[{', '.join('None' if d is reduced else ':' for d in dimensions)}]",
         " & ".join(active) or None,
         reduced.prefix,
-        f"{reduced.prefix}first" if shape.shared else "0",
     )
 
 
@@ -260,11 +257,12 @@ class ReductionWriter:
             return self._shaped((mean, squares), value.dtype, lines)
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
-        # In the first step accumulators hold nothing, which `welford_next` is told.
+        # In the first step accumulators hold nothing, which `welford_next` is told; where it is not,
+        # as in a later part of a row, nothing has no weight.
         new = [self._name() for _ in range(3)]
         lines.append(
             f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset"
-            f" == {row.start})"
+            " == 0)"
         )
         lines += [f"{old} = {self._kept(fresh, old)}" for old, fresh in zip(kept, new, strict=True)]
         kept = self._whole(kept, [value.dtype] * 3, "lib.welford({0}, {1}, {2}, {axis})")

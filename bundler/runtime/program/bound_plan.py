@@ -33,7 +33,7 @@ from bundler.runtime.program.program_plan import (
     NUMBER_MARK,
     Allocate,
     Cooperation,
-    Counters,
+    GridCounters,
     Launch,
     OperatorStep,
     Output,
@@ -203,7 +203,7 @@ class _StepBinder:
                 return self._call(step)
             case Release(name):
                 return _clearing([self._place(name)])
-            case Counters(name, count):
+            case GridCounters(name, count):
                 counters = self._memory.counters
                 return _into(self._place(name), lambda _: counters(count))
             case Cooperation():

@@ -4,8 +4,8 @@ by name.  Nothing of it is executed as code.
 
 ::
 
-    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release | Counters | Cooperation,
-                in order  ->  outputs
+    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release
+                       | GridCounters | Cooperation, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions`
 evaluates.  The generator writes a plan, a bundle holds it as JSON, which `read_plan` decodes, and
@@ -144,7 +144,7 @@ class OperatorStep:
 
 
 @dataclass(frozen=True)
-class Counters:
+class GridCounters:
     """Counters by which programs of a launch wait for each other: 0, or as the last launch on the
     stream that was given them left them; no other launch uses them meanwhile.
 
@@ -157,7 +157,7 @@ class Counters:
     count: int
 
 
-PlainStep = Seeds | Allocate | Launch | OperatorStep | Release | Counters
+PlainStep = Seeds | Allocate | Launch | OperatorStep | Release | GridCounters
 
 
 @dataclass(frozen=True)
@@ -325,11 +325,11 @@ def _encoded(steps: Iterable[Step]) -> list[tuple[str, Mapping[str, Any]]]:
 # ----------------------------------------------------------------------------------------- Reading
 
 _STEPS: Mapping[str, type[PlainStep]] = {
-    one.__name__: one for one in (Allocate, Counters, Launch, OperatorStep, Release, Seeds)
+    one.__name__: one for one in (Allocate, GridCounters, Launch, OperatorStep, Release, Seeds)
 }
 _FORMS = ("together", "apart")
 # What a form of a computation does; it may be run again, and another one in its place.
-_OF_FORMS = (Allocate, Counters, Launch, Release)
+_OF_FORMS = (Allocate, GridCounters, Launch, Release)
 _OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
@@ -500,7 +500,7 @@ class _PlanCheck:
                 self._launch(step)
             case OperatorStep():
                 self._call(step)
-            case Counters(name, count):
+            case GridCounters(name, count):
                 self._whole(count, 1, MAX_COUNTERS)
                 self._begin(name, TensorSpec("int32", (count,), (1,)))
             case Cooperation():

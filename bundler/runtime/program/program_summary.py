@@ -18,7 +18,7 @@ from bundler.runtime.program.program_plan import (
     HOST,
     Allocate,
     Cooperation,
-    Counters,
+    GridCounters,
     Input,
     Launch,
     OperatorStep,
@@ -215,7 +215,7 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
                 new = {name: _bytes(spec)}
             case Seeds(name, count):
                 new = {name: _SEED_BYTES * count}
-            case Counters(name, count):
+            case GridCounters(name, count):
                 new = {name: _COUNTER_BYTES * count}
             case OperatorStep(view=False):
                 made = zip(step.outputs, step.results, strict=True)
