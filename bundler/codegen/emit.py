@@ -103,6 +103,8 @@ def emit_bundle(
             _Planned(name, target, _planned(plan, program, name, target, most))
             for target in chosen
             for name in program.sources
+            # Where nobody knows that programs can wait for each other, none are launched that do.
+            if target.backend == "cuda" or not program.modules[name].shares_rows
         ]
         for program in programs
     ]
@@ -121,9 +123,8 @@ def _plan_of(program: Buildable, planned: Sequence[_Planned], built: BuildResult
     # A later candidate may fail, as one that needs more shared memory than the device has, and so
     # may a kernel that another one computes the same as; without the first one of all others the
     # program could not run.
-    spare = {other for entry in program.plan.kernels.values() for other in entry.others}
-    spare -= {step.kernel for step in program.plan.steps if isinstance(step, Launch)}
-    needed = [item for item in planned if item.name not in spare]
+    launched = {step.kernel for step in program.plan.apart.steps if isinstance(step, Launch)}
+    needed = [item for item in planned if item.name in launched]
     if built.failures and not all(item.candidates[0][1] in there for item in needed):
         first = built.failures[0]
         raise CompileFailed(

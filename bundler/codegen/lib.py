@@ -7,8 +7,9 @@ by nothing else of this package: it is the one module outside the toolchain that
 Where Triton interprets, it gives it the functions of `libdevice`.
 
 Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts and
-random numbers come from the modules beside it, under their names.
+(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
+random numbers and the barrier of programs that share rows come from the modules beside it, under
+their names.
 
 Arguments of one call are tensors of one dtype unless a function says otherwise; a number is passed
 as a tensor without dimensions.
@@ -21,6 +22,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime.jit import constexpr_function
 
+from bundler.codegen.lib_barriers import grid_barrier
 from bundler.codegen.lib_random import rand, randint64, randn
 from bundler.codegen.lib_reductions import (
     any_of,
@@ -57,6 +59,7 @@ __all__ = [
     "floor_divide_floats",
     "frexp_exponent",
     "frexp_mantissa",
+    "grid_barrier",
     "index_floor_divide",
     "index_power",
     "index_remainder",

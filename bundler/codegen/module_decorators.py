@@ -18,6 +18,7 @@ from bundler.compile.compile_job import Job, SourceRef
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
 from bundler.runtime import heuristics
+from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
     Device,
@@ -28,8 +29,10 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     TileHint,
 )
-from bundler.runtime.heuristics.launch_grids import combined_parts, open_grid
+from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, combined_parts, open_grid
 from bundler.runtime.heuristics.product_rules import Operands
+from bundler.runtime.heuristics.reduction_rules import cooperative_reduction_configs
+from bundler.runtime.launch.drivers.driver import COOPERATIVE, all_at_once
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
@@ -48,6 +51,12 @@ _LARGEST_X = 4096
 _REP_MS = 40.0
 # The device whose candidates Triton's interpreter runs: large blocks, so fewer steps in Python.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
+# The same for a kernel whose programs wait for each other, which they cannot where they run one
+# after the other: a row has one program there.
+_INTERPRETED_ALONE = replace(_INTERPRETED, multiprocessors=1)
+# Elements and warps of a program that shares a row: it has a multiprocessor for itself, and has to
+# ask for as much memory at once as several programs do elsewhere.
+_LONG_BLOCKS = ((8192, 16), (16384, 32))
 
 
 def heuristic(
@@ -180,7 +189,15 @@ class ModuleKernel:
         """Options of the compiler beside those of a candidate."""
         # Triton keeps assertions only in a debug build, which by itself also checks for overflow.
         asserts = self.inductor_meta["assert_indirect_indexing"]
-        return {"debug": True, "sanitize_overflow": False} if asserts else {}
+        return {
+            **({"debug": True, "sanitize_overflow": False} if asserts else {}),
+            **({COOPERATIVE: True} if self.shares_rows else {}),
+        }
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether its programs share rows, and wait for each other."""
+        return bool(self.inductor_meta["grid_type"] == COOPERATIVE_GRID)
 
     def on(
         self,
@@ -219,6 +236,10 @@ class ModuleKernel:
             tried = plan if setting.policy.max_autotune else None
             found = Candidates(self.kind, (plan.base,), setting, combo=tried)
             return HeuristicKernel(self.fn, found, grid, **launch)
+        if self.shares_rows:
+            del launch["grid"]
+            found = Candidates("reduction", self._shared(setting), setting, dict(self.size_hints))
+            return HeuristicKernel(self.fn, found, open_grid(COOPERATIVE_GRID, {}), **launch)
         if setting.policy.max_autotune:
             # All of a kind lack some that its sizes suggest.
             launch["first"] = self.on(device, Policy()).configs
@@ -235,6 +256,32 @@ class ModuleKernel:
             self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch
         )
         return decorated(self.fn)
+
+    def _shared(self, setting: Setting) -> tuple[Config, ...]:
+        """Return the candidates of a kernel whose programs share rows; none has more programs than
+        the device has multiprocessors.
+        """
+        hint = ReductionHint[self.reduction_hint or "DEFAULT"]
+        found = cooperative_reduction_configs(self.size_hints, setting, hint=hint)
+        shares = int(found[0].kwargs["RSPLIT"])
+        part = max(self.size_hints["r0_"] // shares, 1)
+        blocks = {"XBLOCK": 1, "RSPLIT": shares}
+        long = [
+            Config({**blocks, "R0_BLOCK": min(block, part)}, num_warps=warps, num_stages=1)
+            for block, warps in _LONG_BLOCKS
+        ]
+        configs = unique([*long, *found])
+        return tuple(configs[:1] if setting.policy.deterministic else configs)
+
+    def run_at_once(self, rows: int) -> bool:
+        """Whether all programs of a launch run at once on the current device, whichever candidate
+        it is, so that they may wait for each other.
+        """
+        if self.is_interpreted:
+            return False
+        driver = _driver()
+        grids = (self.here().grid(one.kwargs, {"xnumel": rows}) for one in self.here().configs)
+        return all_at_once(driver.backend, driver.properties(driver.device()), grids)
 
     def run(self, *args: Any) -> None:
         """Launch on the current device, tuned at the first call; in Triton's interpreter run the
@@ -306,12 +353,29 @@ class ModuleKernel:
             )
         return self._several[key]
 
+    def fastest(
+        self, forms: Mapping[str, Callable[..., None]], kernels: Mapping[str, ModuleKernel]
+    ) -> Callable[..., None]:
+        """Return what does as whichever of several forms of this kernel's computation is faster,
+        which the first call measures unless a record tells.
+
+        Args:
+            forms: name of a kernel -> what runs the form that has it, as often as wanted.
+            kernels: all that the forms launch, by name.
+        """
+        name, made = self.fn.__name__, {kernel: one.here() for kernel, one in kernels.items()}
+        records = MultiKernelRecords(name, made, made[name].tuned.options)
+        found = MultiKernel(name, forms, _time_in_place, records=records)
+        self._several[_driver().device(), *kernels] = found
+        return found
+
     def here(self) -> HeuristicKernel:
         """Return the kernel for the current device, or for the interpreter."""
         number = None if self.is_interpreted else _driver().device()
         kernel = self._made.get(number)
         if kernel is None:
-            device = _INTERPRETED if number is None else current_device()
+            interpreted = _INTERPRETED_ALONE if self.shares_rows else _INTERPRETED
+            device = interpreted if number is None else current_device()
             kernel = self._made[number] = self.on(device)
         return kernel
 
@@ -324,6 +388,11 @@ class ModuleKernel:
 def _time_on_clones(kernel: Callable[..., Any], args: tuple[Any, ...]) -> float:
     """Return the milliseconds of a launch; the clock is made here, since it needs a GPU."""
     return timed_on_clones(CudaClock(rep_ms=_REP_MS))(kernel, args)
+
+
+def _time_in_place(form: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Return the milliseconds of a form that may run again and again."""
+    return CudaClock(rep_ms=_REP_MS).sample(lambda: form(*args), lambda: None).median_ms
 
 
 def _interpret(kernel: HeuristicKernel, *args: Any) -> None:

@@ -31,7 +31,7 @@ from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
-from bundler.runtime.program.program_plan import KernelEntry, ProgramPlan
+from bundler.runtime.program.program_plan import Cooperation, KernelEntry, ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
@@ -304,6 +304,23 @@ class _JitLauncher:
         found: Callable[..., None] = self._modules[name].bound_among(others)
         return found
 
+    def choose(
+        self, step: Cooperation, together: Callable[..., None], apart: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return what runs one form of a computation: of one launch where all its programs run at
+        once, and, where that is to be measured, it is faster.
+        """
+        name, *others = step.kernels
+        kernel = self._modules[name]
+        if not kernel.run_at_once(int(step.launch.sizes["xnumel"])):
+            return apart
+        if not step.measured:
+            return together
+        forms = {name: together, others[0]: apart}
+        launched = {one: self._modules[one] for one in step.kernels}
+        found: Callable[..., None] = kernel.fastest(forms, launched)
+        return found
+
 
 class _CheckingLauncher(_JitLauncher):
     """Looks after each launch for a NaN or an infinity, so that the kernel that made it is
@@ -324,6 +341,12 @@ class _CheckingLauncher(_JitLauncher):
                 )
 
         return checking
+
+    def choose(
+        self, _step: Cooperation, _together: Callable[..., None], apart: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return the form without workspaces, in which programs have what is no result."""
+        return apart
 
 
 def generate(
@@ -412,8 +435,13 @@ def program_of_graph(
     bounded = graph.guarded if guarded else lambda _: True
     graph.guards = [] if guarded else graph.conditions()
     # After torch.use_deterministic_algorithms(True) nothing is measured either, as in
-    # TorchInductor.
-    policy = ProgramPolicy(deterministic=True) if graph.builder.deterministic else options.policy
+    # TorchInductor.  Programs that wait for each other add in an order that is known.
+    shared = options.policy.cooperative_reductions
+    policy = (
+        ProgramPolicy(deterministic=True, cooperative_reductions=shared)
+        if graph.builder.deterministic
+        else options.policy
+    )
     with refusals("the schedule"):
         built = schedule_program(
             graph,

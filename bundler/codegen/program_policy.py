@@ -15,7 +15,7 @@ from bundler.errors import ConfigError
 from bundler.runtime.heuristics.facts import Policy
 from bundler.runtime.tuning.descent import Descent
 
-_UNMEASURED = frozenset({"deterministic", "use_tensor_descriptor"})
+_UNMEASURED = frozenset({"deterministic", "use_tensor_descriptor", "cooperative_reductions"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class ProgramPolicy:
         use_tensor_descriptor: tiles of at least two dimensions are addressed by tensor descriptors,
             with equal bits, where these reach them. With `max_autotune` alone both forms are
             written, and the first call measures which one runs.
+        cooperative_reductions: a reduction of few long rows is one launch, in which several
+            programs share a row and wait for each other, on devices where all of them run at once;
+            with `max_autotune`, which tries that by itself, only where it is measured to be faster
+            than launches that do not wait.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -44,6 +48,7 @@ class ProgramPolicy:
     coordinate_descent_tuning: bool = False
     multi_kernel: bool = False
     use_tensor_descriptor: bool = False
+    cooperative_reductions: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:

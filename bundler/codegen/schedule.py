@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import sympy
 
 from bundler.codegen.kernels.combination_text import write_combination
+from bundler.codegen.kernels.kernel_arguments import COUNTERS
 from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
     Bounded,
@@ -48,6 +49,7 @@ from bundler.codegen.loops.loop_nodes import (
 from bundler.codegen.loops.loop_order import normalized
 from bundler.codegen.loops.loop_terms import Term, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
+from bundler.codegen.loops.shared_rows import can_share, shareable
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
 from bundler.codegen.templates.product_kernel import write_product
@@ -57,6 +59,8 @@ from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,
     Allocate,
+    Cooperation,
+    GridCounters,
     Input,
     KernelEntry,
     Launch,
@@ -137,6 +141,8 @@ class _Scheduler:
         self._alias: dict[str, str] = {}
         # Memory -> the buffers that took it over, in the order of the program.
         self._takers: dict[str, list[str]] = {}
+        # Buffers whose rows several programs share.
+        self._shared: frozenset[str] = frozenset()
         # Buffers whose memory a step of the plan allocates, or an operator returns.
         self._made: set[str] = set()
 
@@ -149,14 +155,8 @@ class _Scheduler:
         ]
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
-        hints = self._graph.hints
-        nodes = split(self._builder, _softmax_pairs(nodes, hints), hints)
-        groups = combined(
-            fused(nodes, self._buffers, hints),
-            self._buffers,
-            hints,
-            lambda group: len(tiled(group, hints)) == 1,
-        )
+        self._shared = self._worth_sharing(nodes)
+        groups = self._grouped(_softmax_pairs(nodes, self._graph.hints, self._shared))
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
@@ -166,8 +166,10 @@ class _Scheduler:
         for number, group in enumerate(groups):
             if is_extern(group):
                 self._call(group.nodes[0])
-            else:
+            elif self._shared.isdisjoint(group.written):
                 self._launch(group, number, last, uses)
+            else:
+                self._cooperate(group, nodes, uses)
             for name in sorted(group.touched):
                 if last[name] == number and self._is_own(name) and name not in self._outputs:
                     self._release(name)
@@ -189,6 +191,28 @@ class _Scheduler:
             },
         )
         return ScheduledProgram(kernels, plan, tuple(groups), tuple(self._launches))
+
+    def _grouped(self, nodes: Sequence[Node]) -> list[LoopGroup]:
+        """Return the groups of nodes, each a launch or a call."""
+        hints = self._graph.hints
+        return combined(
+            fused(split(self._builder, nodes, hints, self._shared), self._buffers, hints),
+            self._buffers,
+            hints,
+            lambda group: len(tiled(group, hints)) == 1,
+            self._shared,
+        )
+
+    def _worth_sharing(self, nodes: Sequence[Node]) -> frozenset[str]:
+        """Return the buffers whose rows programs may share, where that was asked for; none whose
+        pieces share launches with what belongs to other rows.
+        """
+        policy = self._modules.policy
+        if not (policy.get("cooperative_reductions") or policy.get("max_autotune")):
+            return frozenset()
+        found = shareable(nodes)
+        groups = self._grouped(nodes) if found else []
+        return found.difference(*(group.written for group in groups if group.parts))
 
     def _alive(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes without those that nobody needs: what they write is neither read nor
@@ -228,8 +252,77 @@ class _Scheduler:
 
     # ---------------------------------------------------------------------------------------- Steps
 
+    def _cooperate(self, group: LoopGroup, nodes: Sequence[Node], uses: Mapping[str, int]) -> None:
+        """Have a group computed by one launch whose programs share its rows, or by several where
+        they cannot.
+        """
+        hints, modules = self._graph.hints, self._modules
+        written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
+        needed = {name for name in written if uses[name] > 1 or name in self._outputs}
+        for name in sorted(needed - self._made, key=_order):
+            self._allocate(name)
+        can = can_share(group, self._buffers, hints)
+        shared, self._shared = self._shared, frozenset()
+        whole = {node.buffer: node for node in nodes if isinstance(node, Loop)}
+        loops = [whole[loop.buffer] if loop.buffer in shared else loop for loop in group.loops]
+        apart = self._steps_of(self._grouped(loops), needed)
+        self._shared = shared
+        if not can:
+            self._steps += apart
+            return
+        text = write_kernel(
+            group,
+            self._builder.pool,
+            self._buffers,
+            frozenset(written - needed),
+            {},
+            hints,
+            **self._how,
+            shared=True,
+        )
+        launch = self._launched(modules.add(text), text)
+        begin: list[Step] = [
+            GridCounters(name, int(layout.storage))
+            if name == COUNTERS
+            else Allocate(name, self._spec(layout))
+            for name, layout in text.workspaces.items()
+        ]
+        together = (*begin, launch, *map(Release, text.workspaces))
+        measured = bool(modules.policy.get("max_autotune"))
+        self._steps.append(Cooperation(together, tuple(apart), measured))
+
+    def _steps_of(self, groups: Sequence[LoopGroup], needed: Collection[str]) -> list[Step]:
+        """Return the steps of groups in the midst of a program; they may run again and again, and
+        leave nothing but what is needed behind.
+        """
+        before = self._steps, self._outputs, set(self._made)
+        self._steps, self._outputs = [], self._outputs.union(needed)
+        last, uses = _last_uses(groups), Counter(n for group in groups for n in group.touched)
+        for number, group in enumerate(groups):
+            self._launch(group, number, last, uses, reuse=False)
+            for name in sorted(self._made - before[2] - self._outputs):
+                if last[name] == number:
+                    self._release(name)
+        found = self._steps
+        self._steps, self._outputs, self._made = before
+        return found
+
+    def _launched(self, kernel: ProgramKernel, text: KernelText) -> Launch:
+        """Return the launch of a kernel, and note what it counts on."""
+        self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
+        self._launches.append((kernel.name, text.buffers))
+        arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
+        sizes = {name: size_text(size) for name, size in text.grid_sizes.items()}
+        return Launch(kernel.name, arguments, sizes)
+
     def _launch(
-        self, group: LoopGroup, number: int, last: Mapping[str, int], uses: Mapping[str, int]
+        self,
+        group: LoopGroup,
+        number: int,
+        last: Mapping[str, int],
+        uses: Mapping[str, int],
+        *,
+        reuse: bool = True,
     ) -> None:
         written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
         # Buffers that a scatter changes hold values already: they exist, and are read again.
@@ -244,7 +337,7 @@ class _Scheduler:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused: dict[str, str] = {}
-        for part in group.parts or (group,):
+        for part in (group.parts or (group,)) if reuse else ():
             # A part must not write over what another one reads.
             others = (other.touched for other in group.parts if other is not part)
             own = dying.intersection(part.touched).difference(*others)
@@ -265,7 +358,6 @@ class _Scheduler:
         if plain and by_rule:
             write = partial(write, descriptors=True)
         text = write()
-        self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
         both = not holds_rows(group) and has_two_forms(text)
         if both and told.get("multi_kernel"):
@@ -274,7 +366,6 @@ class _Scheduler:
             tiles = write(descriptors=True)
             if has_descriptors(tiles):
                 self._modules.add_other(kernel, tiles)
-        self._launches.append((kernel.name, text.buffers))
         for name in sorted(written - removed, key=_order):
             if name in reused:
                 # The chain may be long: the memory is that of the first buffer in it.
@@ -282,9 +373,7 @@ class _Scheduler:
                 self._takers.setdefault(memory, []).append(name)
             elif name not in self._made:
                 self._allocate(name)
-        arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
-        sizes = {name: size_text(size) for name, size in text.grid_sizes.items()}
-        self._steps.append(Launch(kernel.name, arguments, sizes))
+        self._steps.append(self._launched(kernel, text))
 
     def _memory(self, name: str) -> str:
         return self._alias.get(name, name)
@@ -292,7 +381,9 @@ class _Scheduler:
     def _passed(self, outer: str | sympy.Expr) -> Size:
         if not isinstance(outer, str):
             return size_text(outer)
-        buffer = self._buffers[outer]
+        buffer = self._buffers.get(outer)
+        if buffer is None:  # a workspace
+            return f"{BUFFER_MARK}{outer}"
         if buffer.source == "value":
             return outer
         return f"{NUMBER_MARK if buffer.by_value else BUFFER_MARK}{self._memory(outer)}"
@@ -468,7 +559,9 @@ def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
     )
 
 
-def _softmax_pairs(nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Node]:
+def _softmax_pairs(
+    nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int], shared: Collection[str]
+) -> list[Node]:
     """Return the nodes with the maximum and the sum of each long softmax as kinds of their own,
     `softmax_max` and `softmax_sum`, of the same values.
 
@@ -478,7 +571,7 @@ def _softmax_pairs(nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> 
     maxima = {
         n.buffer: n
         for n in nodes
-        if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n, hints)
+        if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n, hints, shared)
     }
     changed: dict[str, Loop] = {}
     for node in nodes:
@@ -494,11 +587,11 @@ def _softmax_pairs(nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> 
     return [changed.get(node.buffer, node) if isinstance(node, Loop) else node for node in nodes]
 
 
-def _is_long_row(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> bool:
+def _is_long_row(loop: Loop, hints: Mapping[sympy.Symbol, int], shared: Collection[str]) -> bool:
     row = numel(loop.reduced_sizes)
     return (
         loop.value.dtype in _FLOATS
-        and not is_split(loop, hints)
+        and (loop.buffer in shared or not is_split(loop, hints))
         and not (row.is_Integer and row < _LEAST_ROW)
     )
 

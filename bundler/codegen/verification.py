@@ -177,7 +177,7 @@ class Verifier:
         """
         if place is None or (buffer := self.plan.outputs[place].buffer) is None:
             return ""
-        for step in reversed(self.plan.steps):
+        for step in reversed([*self.plan.every_step]):
             if isinstance(step, OperatorStep) and buffer in step.outputs:
                 return step.operator
             if isinstance(step, Launch):

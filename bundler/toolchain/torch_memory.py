@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from bundler.errors import ConfigError, NotFound
+from bundler.toolchain.torch_counters import counters_of
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 _BUILT_IN = frozenset({"aten", "prims"})
@@ -143,6 +144,14 @@ class TorchMemory:
     def integers(self, numbers: Sequence[int]) -> Any:
         """Return a new int64 tensor that holds these numbers."""
         return self._torch.tensor(list(numbers), dtype=self._torch.int64, device=self._device)
+
+    def counters(self, count: int) -> Any:
+        """Return int32 counters for the programs of a launch on the current stream, 0 or as a
+        barrier leaves them, which no launch beside it has.
+        """
+        if self._device.type == "cuda":
+            return counters_of(self._torch, self._device)(count)
+        return self._torch.zeros(count, dtype=self._torch.int32, device=self._device)
 
     def put_bytes(self, data: Any, dtype: str, sizes: tuple[int, ...]) -> Any:
         """Copy the bytes of a tensor that lies row by row, from a writable buffer."""

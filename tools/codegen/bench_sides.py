@@ -37,9 +37,16 @@ from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.program.device_tensors import item_bytes, span
-from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
+from bundler.runtime.program.program_plan import (
+    Allocate,
+    Cooperation,
+    Launch,
+    OperatorStep,
+    Step,
+    TensorSpec,
+)
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import GRAPHS, POLICIES, STEPS, filled
+from tools.codegen.compared_graphs import GRAPHS, POLICIES, STEPS, TUNED, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -84,10 +91,10 @@ def prepare(name: str) -> Found:
     return {
         "generation_ms": {side: [1e3 * one for one in found] for side, found in seconds.items()},
         "kernels": {
-            OURS: _steps(program, Launch),
+            OURS: _count(program, Launch),
             THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE)),
         },
-        "calls": {OURS: _steps(program, OperatorStep), THEIRS: len(CALLED.findall(text))},
+        "calls": {OURS: _count(program, OperatorStep), THEIRS: len(CALLED.findall(text))},
         "bytes": _moved(program),
         "least_bytes": least_bytes(name),
         "resources": {side: _resources(folder / side) for side in (OURS, THEIRS)},
@@ -140,9 +147,8 @@ def _cache(folder: Path) -> Iterator[Path]:
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
     graph = trace(GRAPHS[name][0], filled(name, DEVICE))
     started = time.thread_time()
-    options = GenerateOptions(
-        sources=str(folder / "sources"), policy=POLICIES.get(name, ProgramPolicy())
-    )
+    policy = POLICIES.get(name, ProgramPolicy(max_autotune=name in TUNED))
+    options = GenerateOptions(sources=str(folder / "sources"), policy=policy)
     program = program_of_graph(graph, options)
     seconds.append(time.thread_time() - started)
     return program
@@ -176,7 +182,11 @@ def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]
     compiled = torch.compile(
         GRAPHS[name][0],
         dynamic=False,
-        options={"fx_graph_cache": False, "autotune_local_cache": False},
+        options={
+            "fx_graph_cache": False,
+            "autotune_local_cache": False,
+            "max_autotune": name in TUNED,
+        },
     )
     with (
         mock.patch.object(GraphLowering, "run", timed(GraphLowering.run)),
@@ -220,8 +230,23 @@ def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
 # -------------------------------------------------------------------------------- What kernels take
 
 
-def _steps(program: Program, kind: type) -> int:
-    return sum(isinstance(step, kind) for step in program.plan.steps)
+def _steps(program: Program) -> list[Step]:
+    """Return the steps of a program that was run; of two forms of a computation those of the one
+    that was chosen.
+    """
+    found: list[Step] = []
+    for step in program.plan.steps:
+        if isinstance(step, Cooperation):
+            name = step.launch.kernel
+            (made,) = program.modules[name]._several.values()  # noqa: SLF001  # what was measured
+            found += step.together if made.choice == name else step.apart
+        else:
+            found.append(step)
+    return found
+
+
+def _count(program: Program, kind: type) -> int:
+    return sum(isinstance(step, kind) for step in _steps(program))
 
 
 def _config(module: Any) -> str:
@@ -234,9 +259,10 @@ def _moved(program: Program) -> int:
     the launch reads and writes it.
     """
     specs = {given.name: given.spec for given in program.plan.inputs if given.spec}
-    specs |= {step.name: step.spec for step in program.plan.steps if isinstance(step, Allocate)}
+    steps = _steps(program)
+    specs |= {step.name: step.spec for step in steps if isinstance(step, Allocate)}
     total = 0
-    for step in program.plan.steps:
+    for step in steps:
         if isinstance(step, Launch):
             parameters = program.plan.kernels[step.kernel].parameters
             names = dict(zip(map(str, step.arguments), parameters, strict=False))

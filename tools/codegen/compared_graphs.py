@@ -23,6 +23,8 @@ GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
 POLICIES: dict[str, ProgramPolicy] = {}
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
+#: Graphs that both sides tune as by `max-autotune`.
+TUNED = frozenset({"few_long_sums", "few_long_softmax", "few_long_variances"})
 # A list of tensors of mixed sizes, as the parameters of a small model.
 _LIST = ((256, 1024), (1024,), (1024, 512), (512,), (300, 70)) * 12
 
@@ -221,6 +223,21 @@ def mean_squares(a: Tensor, b: Tensor) -> Any:
 @graph((4096, 1024), dtype=torch.bfloat16)
 def softmax_held(a: Tensor) -> Any:
     return torch.softmax(a, -1)
+
+
+@graph((4, 4 << 20))
+def few_long_sums(a: Tensor) -> Any:
+    return a.sum(1)
+
+
+@graph((2, 1 << 20))
+def few_long_softmax(a: Tensor) -> Any:
+    return torch.softmax(a, -1)
+
+
+@graph((8, 500_000))
+def few_long_variances(a: Tensor) -> Any:
+    return a.var(1)
 
 
 @graph((4096, 50257))

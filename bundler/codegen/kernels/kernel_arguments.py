@@ -3,7 +3,7 @@
 read, written or both, sizes, numels.
 
 Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `in_number<i>`, `ks<i>`,
-`load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
+`load_seed_offset<i>`, `ws_ptr<i>`, `counters`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
 constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the
 wrapper passes what `outer` lists.
 """
@@ -17,9 +17,13 @@ import sympy
 
 from bundler.codegen.kernels.index_text import index_text
 from bundler.codegen.loops.data_types import NumberKind, data_type, store_type
-from bundler.codegen.loops.loop_nodes import Buffer
+from bundler.codegen.loops.loop_nodes import Buffer, TensorLayout
+from bundler.runtime.heuristics.block_limits import MAX_RSPLIT
 
 _ALIGNMENT = 16
+#: What the program calls the memory of a launch through which programs hand each other values of a
+#: dtype, and their counters.
+WORKSPACE, COUNTERS = "workspace_{}", "counters"
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class KernelArguments:
         self._sizes: dict[sympy.Symbol, str] = {}
         self._seeds: dict[int, str] = {}
         self._numbers: dict[str, str] = {}
+        # Dtype -> how many values of each row programs hand each other.
+        self._workspaces: dict[str, int] = {}
 
     def read(self, buffer: str) -> str:
         """Return the parameter that a buffer is loaded from."""
@@ -91,6 +97,31 @@ class KernelArguments:
         seeds alone are one.
         """
         return self._seeds.setdefault(number, f"load_seed_offset{len(self._seeds)}")
+
+    def workspace(self, dtype: str) -> tuple[str, int]:
+        """Return the parameter of the memory through which programs hand each other values of a
+        dtype, and the place of a new one there.
+        """
+        place = self._workspaces.setdefault(dtype, 0)
+        self._workspaces[dtype] += 1
+        return f"ws_ptr{[*self._workspaces].index(dtype)}", place
+
+    @property
+    def counters(self) -> str:
+        """The parameter of the counters of programs that wait for each other."""
+        return COUNTERS
+
+    def workspaces(self, rows: sympy.Expr) -> dict[str, TensorLayout]:
+        """Return the memory that a launch needs for itself where programs share so many rows, by
+        what the program calls it.
+        """
+        sizes = {
+            WORKSPACE.format(dtype): (dtype, count * rows * MAX_RSPLIT)
+            for dtype, count in self._workspaces.items()
+        }
+        sizes |= {COUNTERS: ("int32", rows)} if sizes else {}
+        one = sympy.Integer(1)
+        return {name: TensorLayout(dtype, (size,), (one,)) for name, (dtype, size) in sizes.items()}
 
     def size_text(self, size: sympy.Expr) -> str:
         """Return the text of a size, with parentheses where it needs them."""
@@ -136,6 +167,19 @@ class KernelArguments:
         )
 
     @property
+    def exchanged(self) -> tuple[KernelParameter, ...]:
+        """The workspaces, in order, then the counters; none where no programs share rows."""
+        if not self._workspaces:
+            return ()
+        return (
+            *(
+                KernelParameter(f"ws_ptr{n}", WORKSPACE.format(dtype), _type_of(dtype), True)
+                for n, dtype in enumerate(self._workspaces)
+            ),
+            KernelParameter(COUNTERS, COUNTERS, "*i32", aligned=True),
+        )
+
+    @property
     def changed(self) -> tuple[str, ...]:
         """Names of parameters whose buffer holds something before the launch that the kernel
         changes.
@@ -146,10 +190,13 @@ class KernelArguments:
 
     def _pointer(self, name: str, buffer: str) -> KernelParameter:
         found = self._buffers[buffer]
-        # Launches of torch's tensors name bools i1, though each is a byte in memory.
-        dtype = found.layout.dtype
-        kind = "i1" if dtype == "bool" else _SHORT[store_type(dtype)]
-        return KernelParameter(name, buffer, f"*{kind}", found.aligned)
+        return KernelParameter(name, buffer, _type_of(found.layout.dtype), found.aligned)
+
+
+def _type_of(dtype: str) -> str:
+    """Return Triton's name of the type of a pointer to elements of a dtype."""
+    # Launches of torch's tensors name bools i1, though each is a byte in memory.
+    return "*i1" if dtype == "bool" else f"*{_SHORT[store_type(dtype)]}"
 
 
 def number_type(dtype: str) -> str:

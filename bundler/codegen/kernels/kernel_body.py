@@ -39,6 +39,7 @@ from bundler.codegen.kernels.operation_text import Value
 from bundler.codegen.kernels.operator_support import options_of
 from bundler.codegen.kernels.reduction_text import ReductionWriter, column_of, row_of
 from bundler.codegen.kernels.scan_text import ScanWriter
+from bundler.codegen.kernels.shared_row_text import SHARE, SHARES, SharedRow
 from bundler.codegen.loops.data_types import (
     cast_text,
     compute_type,
@@ -115,7 +116,10 @@ class BodyWriter:
         self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
         self._loaded_again = LoadPolicies()
         self._stored_along_row = 0
-        self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
+        rows = " & ".join(shape.masks(shape.space.kept)) or None
+        one = all(dimension.numel == 1 for dimension in shape.space.kept)
+        shared = SharedRow(arguments, rows, self.new_name, single=one) if shape.shared else None
+        self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name, shared)
         self._scans = ScanWriter(shape.looped, row_of(shape), self.new_name)
         self._across = ReductionWriter(True, column_of(shape), self.new_name)
         self._tiles = TileDescriptors(shape, buffers)
@@ -179,6 +183,8 @@ class BodyWriter:
         assert loop is not None
         prefix = loop.prefix
         run = f"0, {prefix}numel, {block_name(loop)}"
+        if self._shape.shared:
+            run = f"{prefix}first, {prefix}end, {block_name(loop)}"
         if self._shape.rows_each:
             run = f"{prefix}first, {prefix}end, {block_name(loop)}, num_stages=NUM_STAGES"
         self._outer.lines += [
@@ -628,6 +634,9 @@ class BodyWriter:
         if loop.first is not None:
             assert self._space.reduced is not None
             active.append(f"({self._space.reduced.prefix}index < {loop.first})")
+        if self._shape.shared and kept:
+            # All programs of a row have what it comes to; they take turns to store it.
+            active.append(f"({SHARE} == {self.num_store} % {SHARES})")
         shape = self._shape.shape_of(domain)
         # Lanes that write one element with different values still need an address each.
         if self._dimensions_of(carrier) != domain:

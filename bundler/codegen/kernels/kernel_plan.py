@@ -25,8 +25,9 @@ from bundler.codegen.kernels.kernel_arguments import (
 from bundler.codegen.kernels.kernel_body import BodyWriter
 from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
 from bundler.codegen.kernels.memory_traffic import gigabytes
+from bundler.codegen.kernels.shared_row_text import SHARE, SHARES
 from bundler.codegen.loops.fusion import LoopGroup
-from bundler.codegen.loops.loop_nodes import Buffer, Loop, numel
+from bundler.codegen.loops.loop_nodes import Buffer, Loop, TensorLayout, numel
 from bundler.codegen.loops.loop_terms import SORT, TermPool, loads_of
 from bundler.codegen.loops.range_trees import Dimension, IterationSpace
 from bundler.codegen.loops.row_direction import runs_along
@@ -93,6 +94,8 @@ class KernelText:
         elements: how many neighbouring elements a thread has to hold.
         functions: texts of functions that the body calls.
         gigabytes: how much memory a launch moves, for the example's sizes.
+        workspaces: of a kernel whose programs share rows, memory that a launch needs for itself, by
+            what its parameters call it; the counters have to be ready for a barrier.
         parts: the kernels that a combination runs side by side, each once; else none.
     """
 
@@ -115,6 +118,7 @@ class KernelText:
     elements: int = 1
     functions: tuple[str, ...] = ()
     gigabytes: float = 0.0
+    workspaces: Mapping[str, TensorLayout] = field(default_factory=dict)
     parts: tuple[KernelText, ...] = ()
 
     @property
@@ -141,6 +145,7 @@ def write_kernel(
     upcast: bool = True,
     held: bool | None = None,
     descriptors: bool = False,
+    shared: bool = False,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -157,6 +162,7 @@ def write_kernel(
         upcast: as `KernelShape` has it.
         held: whether rows are held whole; None for what their length suggests.
         descriptors: whether tensor descriptors address tiles, where no bit can tell.
+        shared: whether programs share rows, as `shared_rows` chose it.
     """
     reduces = any(loop.has_rows for loop in group.loops)
     # Rows fix the dimensions of a reduction; a pointwise kernel may be cut as its addresses ask.
@@ -165,7 +171,7 @@ def write_kernel(
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
     rows_each = max(loop.rows_each for loop in group.loops)
-    held = True if holds_rows(group) else held
+    held = True if holds_rows(group) else False if shared else held
     persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
@@ -180,6 +186,7 @@ def write_kernel(
         upcast,
         rows_each=rows_each,
         descriptors=descriptors and not wide and orders_nothing(group.loops),
+        shared=shared,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -195,7 +202,15 @@ def write_kernel(
     # Sizes have the width of the indices that they are multiplied with, so that nothing overflows.
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
-    parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
+    workspaces = arguments.workspaces(numel([d.numel for d in space.kept]))
+    buffers = {**buffers, **{name: Buffer(name, layout) for name, layout in workspaces.items()}}
+    parameters = (
+        *arguments.pointers,
+        *arguments.numbers,
+        *sizes,
+        *arguments.exchanged,
+        *numels,
+    )
     examples = tuple(example_of(p, buffers, size_hints) for p in parameters)
     origins = frozenset().union(*(loop.origins for loop in group.loops))
     elements = hint_of(numel([d.numel for d in space.dimensions]), size_hints)
@@ -206,6 +221,7 @@ def write_kernel(
         blocks=(
             *(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
             *(("RSPLIT_SIZE", "NUM_STAGES") if rows_each else ()),
+            *((SHARES,) if shared else ()),
         ),
         body=(*head, *body),
         hints={d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions},
@@ -224,6 +240,7 @@ def write_kernel(
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
         examples=examples,
+        workspaces=workspaces,
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
         facts={
             **(
@@ -439,6 +456,17 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
             *mask,
         ]
     # The loop over the row adds its offset to these lanes.
+    if shape.shared:
+        # A part is a whole number of blocks, so that no block has elements of two.
+        block = block_name(dimension)
+        share = f"{SHARE}.to(tl.int64)" if shape.wide else SHARE
+        return [
+            *lines,
+            f"{prefix}share = tl.cdiv(tl.cdiv({prefix}numel, {SHARES}), {block}) * {block}",
+            f"{prefix}first = {share} * {prefix}share",
+            f"{prefix}end = tl.minimum({prefix}first + {prefix}share, {prefix}numel)",
+            f"{prefix}base = {lanes}",
+        ]
     if not shape.persistent:
         return [*lines, f"{prefix}base = {lanes}"]
     lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
@@ -446,7 +474,7 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
 
 
 def _program(dimension: Dimension, shape: KernelShape) -> str:
-    axis = _GRID_AXES[dimension.prefix]
+    axis = _GRID_AXES[dimension.prefix] + shape.shared
     text = f"tl.program_id({axis})"
     if _overflows(dimension, shape.space):
         text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"

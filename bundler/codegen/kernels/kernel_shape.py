@@ -74,6 +74,7 @@ class KernelShape:
         rows_each: how many rows each program takes, block by block, where it also reduces across
             them; else 0.
         descriptors: whether tensor descriptors address the tiles that they reach.
+        shared: whether several programs share a row, and wait for each other.
     """
 
     space: IterationSpace
@@ -86,6 +87,7 @@ class KernelShape:
     scalars: frozenset[str] = frozenset()
     rows_each: int = 0
     descriptors: bool = False
+    shared: bool = False
 
     @property
     def looped(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from bundler.codegen.kernels.kernel_arguments import KernelParameter
 from bundler.codegen.kernels.kernel_plan import KernelText
 from bundler.format.digest import sha256
-from bundler.runtime.heuristics.launch_grids import PRODUCT_GRID
+from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, PRODUCT_GRID
 
 _PLACEHOLDER, _GIGABYTES = "KERNEL_NAME", "KERNEL_GIGABYTES"
 _CATEGORIES = {
@@ -244,6 +244,8 @@ def _grid_type(text: KernelText) -> str:
         return PRODUCT_GRID
     if "rsplit_size" in text.facts:
         return "MixOrderReductionGrid"
+    if text.workspaces:
+        return COOPERATIVE_GRID
     return _GRIDS[tuple(text.grid_sizes)]
 
 

@@ -4,19 +4,22 @@ loops over them.
 
 A row that is held whole is reduced at once, lanes beyond its end replaced by the identity.  A
 looped one has an accumulator for each lane, which keeps its value where the mask is false, and is
-reduced after the loop.  Mean and deviations share one computation, as do equal reductions.
+reduced after the loop.  Mean and deviations share one computation, as do equal reductions.  Where
+programs share a row, what lanes come to in each is exchanged behind the loop, and the parts of all
+programs are reduced as lanes are.
 
 `kernel_body` calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bundler.codegen.kernels.kernel_shape import KernelShape
 from bundler.codegen.kernels.literals import constant_text
 from bundler.codegen.kernels.operation_text import Value
+from bundler.codegen.kernels.shared_row_text import SharedRow
 from bundler.codegen.loops.data_types import compute_type, identity_of
 from bundler.codegen.loops.loop_terms import Term
 from bundler.codegen.loops.range_trees import Dimension
@@ -99,12 +102,21 @@ class ReductionWriter:
         looped: whether rows are run through block by block.
         row: None in a kernel without reductions.
         name: returns the name of a new value.
+        shared: exchanges what programs that share a row come to; None where none do.
     """
 
-    def __init__(self, looped: bool, row: ReducedRow | None, name: Callable[[], str]) -> None:
-        self._looped, self._given, self._name = looped, row, name
+    def __init__(
+        self,
+        looped: bool,
+        row: ReducedRow | None,
+        name: Callable[[], str],
+        shared: SharedRow | None = None,
+    ) -> None:
+        self._looped, self._given, self._name, self._shared = looped, row, name, shared
         self._known: dict[tuple[str, Term], tuple[Value, ...]] = {}
         self._before: list[str] = []
+        # Of lanes behind the loop, and of parts of a row behind their exchange.
+        self._lanes: list[str] = []
         self._after: list[str] = []
 
     @property
@@ -114,8 +126,9 @@ class ReductionWriter:
 
     def take(self) -> tuple[list[str], list[str]]:
         """Return the lines before and after a loop over the row, and forget them."""
-        found = self._before, self._after
-        self._before, self._after = [], []
+        exchange = [] if self._shared is None else self._shared.take()
+        found = self._before, [*self._lanes, *exchange, *self._after]
+        self._before, self._lanes, self._after = [], [], []
         return found
 
     def reduce(self, kind: str, term: Term, value: Value, indexed: bool) -> Reduced:
@@ -142,6 +155,21 @@ class ReductionWriter:
         lines.append(f"{name} = {text}")
         return name
 
+    def _whole(self, accumulators: Sequence[str], dtypes: Sequence[str], reduced: str) -> list[str]:
+        """Return accumulators of all that a row has: those of the lanes, or, where programs share
+        the row, the parts of all programs.
+
+        Args:
+            accumulators, dtypes: of the lanes.
+            reduced: text that reduces them along an axis, with places for their names.
+        """
+        if self._shared is None:
+            return list(accumulators)
+        names = [self._name() for _ in accumulators]
+        text = reduced.format(*accumulators, axis=self._row.axis)
+        self._lanes.append(f"{', '.join(names)} = {text}")
+        return self._shared.exchange(list(zip(names, dtypes, strict=True)))
+
     def _spread(self, lines: list[str], value: Value) -> str:
         return self._new(lines, f"tl.broadcast_to({value.text}, {self._row.shape})")
 
@@ -166,7 +194,8 @@ class ReductionWriter:
         )
         combined = self._new(lines, _COMBINED[kind].format(accumulator, spread))
         lines.append(f"{accumulator} = {self._kept(combined, accumulator)}")
-        return (Value(self._new(self._after, self._finished(kind, accumulator)), value.dtype),)
+        (whole,) = self._whole([accumulator], [value.dtype], _FINAL[kind] + "({0}, {axis})")
+        return (Value(self._new(self._after, self._finished(kind, whole)), value.dtype),)
 
     def _finished(self, kind: str, text: str) -> str:
         return f"{_FINAL[kind]}({text}, {self._row.axis}){self._row.suffix}"
@@ -200,6 +229,9 @@ class ReductionWriter:
             f"{best} = {self._kept(new, best)}",
             f"{place} = {self._kept(new_place, place)}",
         ]
+        best, place = self._whole(
+            [best, place], [value.dtype, "int64"], f"lib.{kind}({{0}}, {{1}}, {{axis}})"
+        )
         return (self._position(kind, best, place, self._after),)
 
     def _position(self, kind: str, values: str, indices: str, lines: list[str]) -> Value:
@@ -225,13 +257,15 @@ class ReductionWriter:
             return self._shaped((mean, squares), value.dtype, lines)
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
-        # In the first step accumulators hold nothing, which `welford_next` is told.
+        # In the first step accumulators hold nothing, which `welford_next` is told; where it is not,
+        # as in a later part of a row, nothing has no weight.
         new = [self._name() for _ in range(3)]
         lines.append(
             f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset"
             " == 0)"
         )
         lines += [f"{old} = {self._kept(fresh, old)}" for old, fresh in zip(kept, new, strict=True)]
+        kept = self._whole(kept, [value.dtype] * 3, "lib.welford({0}, {1}, {2}, {axis})")
         found = [self._name() for _ in range(3)]
         self._after.append(f"{', '.join(found)} = lib.welford({', '.join(kept)}, {row.axis})")
         return self._shaped((found[0], found[1]), value.dtype, self._after)
@@ -258,6 +292,9 @@ class ReductionWriter:
             f"{top} = {self._kept(new, top)}",
             f"{total} = {self._kept(new_total, total)}",
         ]
+        top, total = self._whole(
+            [top, total], [value.dtype] * 2, "lib.softmax_reduce({0}, {1}, {axis})"
+        )
         return self._softmax_results(top, total, value.dtype, self._after)
 
     def _softmax_results(

@@ -37,6 +37,7 @@ def combined(
     buffers: Mapping[str, Buffer],
     sizes: Iterable[sympy.Symbol],
     has_one_axis: Callable[[LoopGroup], bool],
+    alone: frozenset[str] = frozenset(),
 ) -> list[LoopGroup]:
     """Return the groups with those that share a launch as one that has them as parts, in an order
     in which they can run.
@@ -46,6 +47,7 @@ def combined(
         buffers: of the program.
         sizes: symbols of sizes that change from call to call; loops that have one are left apart.
         has_one_axis: whether a kernel of elements has one dimension.
+        alone: buffers whose kernels have a launch of their own.
     """
     waiting = _waiting(groups, buffers)
     changing, totals = frozenset(sizes), _totals(groups)
@@ -55,6 +57,7 @@ def combined(
             number
             for *_, number in alike
             if _can_share(groups[number], changing)
+            and alone.isdisjoint(groups[number].written)
             and (number in totals if _has_rows(groups[number]) else has_one_axis(groups[number]))
         ]
         runs += [run for run in _runs(groups, numbers) if len(run) > 1]

@@ -10,7 +10,7 @@ fusion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -73,7 +73,10 @@ class RowPieces:
 
 
 def split(
-    builder: GraphBuilder, nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int]
+    builder: GraphBuilder,
+    nodes: Sequence[Node],
+    hints: Mapping[sympy.Symbol, int],
+    whole: Collection[str] = (),
 ) -> list[Node]:
     """Return the nodes with long reductions in two steps.
 
@@ -81,12 +84,13 @@ def split(
         builder: of the program.
         nodes: of the program, in order.
         hints: symbol of a size -> its value in the example.
+        whole: buffers whose loops stay as they are.
     """
     found: list[Node] = []
     means: _Means = {}
     mixed = mixed_orders(nodes, hints)
     for node in nodes:
-        if not isinstance(node, Loop):
+        if not isinstance(node, Loop) or node.buffer in whole:
             found.append(node)
             continue
         rows_each = mixed.get(node.buffer, 0)

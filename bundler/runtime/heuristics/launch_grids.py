@@ -47,6 +47,7 @@ Terms = tuple[Term, Term, Term]
 # Returns the size of a name: a number of a call, or the name itself.
 SizeOf = Callable[[str], Term]
 PRODUCT_GRID = "ProductGrid"
+COOPERATIVE_GRID = "CooperativeReductionGrid"
 EXTRA_ARGUMENTS = ("_grid_0", "_grid_1", "_grid_2")
 _PART = re.compile(r"[xy]numel_[0-9]+")
 _BACKENDS_WITH_LIMITS = {"cuda", "hip"}
@@ -236,7 +237,7 @@ _PLAIN: dict[str, Grid] = {
     "Grid2DWithYZOverflow": FormulaGrid(_with_overflow),
     PRODUCT_GRID: FormulaGrid(_of_product),
     "MixOrderReductionGrid": FormulaGrid(_mix_order_reduction),
-    "CooperativeReductionGrid": FormulaGrid(_cooperative_reduction),
+    COOPERATIVE_GRID: FormulaGrid(_cooperative_reduction),
     "SplitScanGrid": FormulaGrid(_split_scan),
 }
 _COMBINED = {

@@ -32,6 +32,8 @@ from bundler.runtime.program.program_plan import (
     HOST,
     NUMBER_MARK,
     Allocate,
+    Cooperation,
+    GridCounters,
     Launch,
     OperatorStep,
     Output,
@@ -64,6 +66,8 @@ class Environment:
         copied: returns a tensor's elements in new memory, with these sizes and strides.
         may_be_anywhere: whether a tensor of a name, dtype and sizes may lie on another device than
             traced.
+        choose: of a computation in two forms, and what runs each, what runs one of them; None where
+            the programs of a launch cannot wait for each other.
     """
 
     plan: ProgramPlan
@@ -72,6 +76,7 @@ class Environment:
     launcher: Callable[[str, Mapping[str, int]], Callable[..., None]]
     copied: Callable[[Any, Sequence[int], Sequence[int]], Any]
     may_be_anywhere: Callable[[str, str, Sequence[int]], bool]
+    choose: Callable[[Cooperation, _Function, _Function], _Function] | None = None
 
 
 class BoundPlan:
@@ -220,6 +225,20 @@ class _StepBinder:
                 return self._call(step)
             case Release(name):
                 return _clearing([self._place(name)])
+            case GridCounters(name, count):
+                counters = self._memory.counters
+                return _into(self._place(name), lambda _: counters(count))
+            case Cooperation():
+                return self._cooperation(step)
+
+    def _cooperation(self, step: Cooperation) -> _Function:
+        """Return what runs the form that the launcher chooses."""
+        apart = _in_turn([self.step(one) for one in step.apart])
+        choose = self._environment.choose
+        # An allocator of the user's may not know how to make counters ready.
+        if choose is None or getattr(self._memory, "counters", None) is None:
+            return apart
+        return choose(step, _in_turn([self.step(one) for one in step.together]), apart)
 
     def inputs_read(self) -> set[int]:
         """Return the places of the inputs that were read by what was made since the last call."""
@@ -504,6 +523,14 @@ def _clearing(places: Sequence[int]) -> _Function:
             values[place] = None
 
     return clear
+
+
+def _in_turn(steps: Sequence[_Function]) -> _Function:
+    def run(values: Values) -> None:
+        for step in steps:
+            step(values)
+
+    return run
 
 
 def _into(place: int, make: _Function) -> _Function:

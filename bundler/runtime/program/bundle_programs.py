@@ -29,9 +29,14 @@ from bundler.format.entries import Kernel, Opaque
 from bundler.format.keyparts import FUNCTIONS_PART
 from bundler.format.launch_spec import TuningRecord, joint_source
 from bundler.format.opaque_files import is_code_path, program_name
-from bundler.runtime.heuristics.launch_grids import LaunchGrid, combined_parts, open_grid
+from bundler.runtime.heuristics.launch_grids import (
+    COOPERATIVE_GRID,
+    LaunchGrid,
+    combined_parts,
+    open_grid,
+)
 from bundler.runtime.launch.bundle_kernels import Kernels, load
-from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver import COOPERATIVE, Driver, all_at_once
 from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.device_memory import DeviceMemory
@@ -39,6 +44,7 @@ from bundler.runtime.program.device_tensors import DeviceTensor, span
 from bundler.runtime.program.graph_replay import GraphRunner
 from bundler.runtime.program.operator_arguments import ArgumentRefused, check_arguments
 from bundler.runtime.program.program_plan import (
+    Cooperation,
     KernelChoice,
     KernelEntry,
     OperatorStep,
@@ -295,9 +301,10 @@ class CheckedMemory:
         self._memory, self._trusted = memory, trusted
         self.host = bool(getattr(memory, "host", False))
         self.device: Any = getattr(memory, "device", None)
-        # Only programs with random numbers ask for the first, those that copy tensors for the
-        # second.
+        # Only programs with random numbers ask for the first, those with launches whose programs
+        # wait for each other for the second, those that copy tensors for the third.
         self.integers: Any = getattr(memory, "integers", None)
+        self.counters: Any = getattr(memory, "counters", None)
         self.copied: Any = getattr(memory, "copied", None)
         self.graphs: Any = getattr(memory, "graphs", None)
         self.workspaces: Any = getattr(memory, "workspaces", None)
@@ -426,6 +433,37 @@ class StaticLauncher:
 
         return launch
 
+    def choose(
+        self, step: Cooperation, together: Callable[..., None], apart: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return what runs one form of a computation: of one launch where all its programs run at
+        once on the current device and no record names the other one.
+        """
+        known: dict[int, Callable[..., None]] = {}
+
+        def run(values: Any) -> None:
+            device = self._driver.device()
+            found = known.get(device)
+            if found is None:
+                found = known[device] = together if self._waits(step, device) else apart
+            found(values)
+
+        return run
+
+    def _waits(self, step: Cooperation, device: int) -> bool:
+        """Whether the launch whose programs wait for each other is run on a device."""
+        name, *others = step.kernels
+        properties = self._driver.properties(device)
+        target = f"{self._driver.backend}:{properties.arch}"
+        if not self._entries[name].choices.get(target):
+            return False
+        known = [(one, self._entries[one].source) for one in step.kernels]
+        source = joint_source(known) if all(text for _, text in known) else ""
+        records = [one for one in self._records if source and _is_about(one, source, target)]
+        chosen = _chosen(records[0]) if records else name if not step.measured else others[0]
+        grid = self._on(name, device, {"xnumel": int(step.launch.sizes["xnumel"])}).grid
+        return chosen == name and all_at_once(self._driver.backend, properties, [grid])
+
     def _on(self, name: str, device: int, sizes: Mapping[str, int]) -> _Found:
         """Return the kernel that is launched on a device."""
         target = f"{self._driver.backend}:{self._driver.properties(device).arch}"
@@ -438,6 +476,8 @@ class StaticLauncher:
             "num_stages": choice.num_stages,
             **choice.options,
         }
+        if self._entries[name].grid == COOPERATIVE_GRID:
+            keywords[COOPERATIVE] = True
         grid = self._grids[name](choice.blocks, sizes)
         return _Found(self._kernels[name], grid, keywords, places)
 
@@ -462,7 +502,7 @@ def _fastest(
     others = entries[name].others
     source = joint_source((one, entries[one].source) for one in (name, *others)) if others else ""
     for record in records if others else ():
-        chosen = str({key: value.plain() for key, value in record.config}.get("kernel"))
+        chosen = _chosen(record)
         if (
             chosen in others
             and _is_about(record, source, target)
@@ -470,6 +510,11 @@ def _fastest(
         ):
             return chosen, others[chosen]
     return name, None
+
+
+def _chosen(record: TuningRecord) -> str:
+    """Return the kernel that a record of several that compute the same names."""
+    return str({key: value.plain() for key, value in record.config}.get("kernel"))
 
 
 def _is_about(record: TuningRecord, source: str, target: str) -> bool:

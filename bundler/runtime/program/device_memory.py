@@ -362,6 +362,12 @@ class DeviceMemory:
         self._copy(made.address, ctypes.addressof(source), _INT64_BYTES * len(numbers))
         return made
 
+    def counters(self, count: int) -> DeviceTensor:
+        """Return a new int32 tensor of zeros, for programs of a launch that wait for each other."""
+        made = self.allocate("int32", (count,))
+        self.fill(made)
+        return made
+
     def fill(self, tensor: DeviceTensor, byte: int = 0) -> None:
         """Set every byte that a tensor spans."""
         self.pool.fill(tensor.address, byte, tensor.ptr_range(), self.stream)

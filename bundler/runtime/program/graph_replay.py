@@ -529,7 +529,7 @@ def _refusal(plan: ProgramPlan, graphs: Any, *, drawn: bool) -> str:
     specs = [item.spec for item in plan.inputs]
     specs += [output.spec for output in plan.outputs]
     dtypes = {item.name: item.spec.dtype for item in plan.inputs if item.spec is not None}
-    for step in plan.steps:
+    for step in plan.every_step:
         if isinstance(step, Seeds) and not drawn:
             return "random numbers are drawn on the host"
         if isinstance(step, Launch) and any(

@@ -240,7 +240,7 @@ class ProgramInputs:
 
 def read_by_kernels(plan: ProgramPlan) -> Iterator[str]:
     """Yield the names of the tensors that kernels are given."""
-    for step in plan.steps:
+    for step in plan.every_step:
         if isinstance(step, Launch):
             for item in step.arguments:
                 if isinstance(item, str) and item.startswith(BUFFER_MARK):

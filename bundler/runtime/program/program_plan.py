@@ -4,7 +4,8 @@ by name.  Nothing of it is executed as code.
 
 ::
 
-    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release, in order  ->  outputs
+    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release
+                       | GridCounters | Cooperation, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions`
 evaluates.  The generator writes a plan, a bundle holds it as JSON, which `read_plan` decodes, and
@@ -20,15 +21,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from msgspec import ValidationError, convert
 
 from bundler.errors import ConfigError, FormatError, UnsupportedVersion
 from bundler.runtime.heuristics.launch_expressions import names_in
-from bundler.runtime.heuristics.launch_grids import combined_parts, open_grid
+from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, combined_parts, open_grid
 from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 
@@ -37,7 +38,7 @@ MAX_PLAN_BYTES = 64 << 20
 BUFFER_MARK = "@"
 NUMBER_MARK = "#"
 HOST = "host"
-MAX_SEEDS = 1 << 20
+MAX_SEEDS, MAX_COUNTERS = 1 << 20, 1 << 16
 Size = int | str
 
 
@@ -142,7 +143,53 @@ class OperatorStep:
     view: bool = False
 
 
-Step = Seeds | Allocate | Launch | OperatorStep | Release
+@dataclass(frozen=True)
+class GridCounters:
+    """Counters by which programs of a launch wait for each other: 0, or as the last launch on the
+    stream that was given them left them; no other launch uses them meanwhile.
+
+    Attributes:
+        name: of a buffer of int32.
+        count: how many.
+    """
+
+    name: str
+    count: int
+
+
+PlainStep = Seeds | Allocate | Launch | OperatorStep | Release | GridCounters
+
+
+@dataclass(frozen=True)
+class Cooperation:
+    """One of two forms of a computation, which fill buffers that are there before.
+
+    Attributes:
+        together: one launch, whose programs wait for each other, with the memory that it needs;
+            only where all of them run at once.
+        apart: several launches.
+        measured: whether a measurement, or a record of one, decides; else `together` is run
+            wherever it can be.
+    """
+
+    together: tuple[Step, ...]
+    apart: tuple[Step, ...]
+    measured: bool = False
+
+    @property
+    def launch(self) -> Launch:
+        """The launch whose programs wait for each other."""
+        (found,) = (step for step in self.together if isinstance(step, Launch))
+        return found
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """All kernels that either form launches, that whose programs wait first."""
+        launches = [step.kernel for step in self.apart if isinstance(step, Launch)]
+        return tuple(dict.fromkeys((self.launch.kernel, *launches)))
+
+
+Step = PlainStep | Cooperation
 
 
 @dataclass(frozen=True)
@@ -250,15 +297,43 @@ class ProgramPlan:
             for name in ("others", "functions"):
                 if not kernel[name]:
                     del kernel[name]
-        data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
+        data["steps"] = _encoded(self.steps)
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def every_step(self) -> Iterator[Step]:
+        """The steps of both forms of a computation, one after the other."""
+        for step in self.steps:
+            yield from (*step.together, *step.apart) if isinstance(step, Cooperation) else (step,)
+
+    @property
+    def apart(self) -> ProgramPlan:
+        """The plan as it runs where no programs wait for each other."""
+        found: list[Step] = []
+        for step in self.steps:
+            found += step.apart if isinstance(step, Cooperation) else (step,)
+        return replace(self, steps=tuple(found))
+
+
+def _encoded(steps: Iterable[Step]) -> list[tuple[str, Mapping[str, Any]]]:
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for step in steps:
+        if isinstance(step, Cooperation):
+            forms = {name: _encoded(getattr(step, name)) for name in _FORMS}
+            found.append((type(step).__name__, {**forms, "measured": step.measured}))
+        else:
+            found.append((type(step).__name__, asdict(step)))
+    return found
 
 
 # ----------------------------------------------------------------------------------------- Reading
 
-_STEPS: Mapping[str, type[Step]] = {
-    one.__name__: one for one in (Allocate, Launch, OperatorStep, Release, Seeds)
+_STEPS: Mapping[str, type[PlainStep]] = {
+    one.__name__: one for one in (Allocate, GridCounters, Launch, OperatorStep, Release, Seeds)
 }
+_FORMS = ("together", "apart")
+# What a form of a computation does; it may be run again, and another one in its place.
+_OF_FORMS = (Allocate, GridCounters, Launch, Release)
 _OTHERS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _MAX_STEPS, _MAX_RANK, _MAX_ELEMENTS = 1 << 20, 64, 1 << 48
 _MOST_DEEP = 16
@@ -326,6 +401,13 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
 
 
 def _step(kind: str, data: Any) -> Step:
+    if kind == Cooperation.__name__:
+        forms = {name: tuple(_plain(*one) for one in data[name]) for name in _FORMS}
+        return Cooperation(**forms, measured=convert(data["measured"], bool))
+    return _plain(kind, data)
+
+
+def _plain(kind: str, data: Any) -> PlainStep:
     if kind not in _STEPS:
         raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
     return convert(data, _STEPS[kind])
@@ -422,6 +504,24 @@ class _PlanCheck:
                 self._launch(step)
             case OperatorStep():
                 self._call(step)
+            case GridCounters(name, count):
+                self._whole(count, 1, MAX_COUNTERS)
+                self._begin(name, TensorSpec("int32", (count,), (1,)))
+            case Cooperation():
+                self._cooperation(step)
+
+    def _cooperation(self, step: Cooperation) -> None:
+        waiting = [one for one in step.together if isinstance(one, Launch)]
+        self._demand(len(waiting) == 1, "one launch whose programs wait", len(waiting))
+        before = dict(self._live)
+        for form in (step.together, step.apart):
+            for one in form:
+                self._demand(isinstance(one, _OF_FORMS), "memory and launches", type(one).__name__)
+                self._step(one)
+            self._demand(self._live == before, "a form that leaves what was there", form)
+        entry, sizes = self._plan.kernels[step.launch.kernel], step.launch.sizes
+        self._demand(entry.grid == COOPERATIVE_GRID, "a grid of rows that are shared", entry.grid)
+        self._demand(type(sizes.get("xnumel")) is int, "a number of rows", dict(sizes))
 
     def _launch(self, step: Launch) -> None:
         entry = self._plan.kernels.get(step.kernel)

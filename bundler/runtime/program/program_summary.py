@@ -17,6 +17,8 @@ from bundler.runtime.program.device_tensors import item_bytes
 from bundler.runtime.program.program_plan import (
     HOST,
     Allocate,
+    Cooperation,
+    GridCounters,
     Input,
     Launch,
     OperatorStep,
@@ -29,7 +31,7 @@ from bundler.runtime.program.program_plan import (
     read_plan,
 )
 
-_SEED_BYTES = 8
+_SEED_BYTES, _COUNTER_BYTES = 8, 4
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,9 @@ def summary_of(name: str, plan: ProgramPlan) -> ProgramSummary:
         plan: which need not have been built for any target.
     """
     calls = [step.operator for step in plan.steps if isinstance(step, OperatorStep)]
-    built = [set(entry.choices) for entry in plan.kernels.values()]
+    # A target may lack kernels whose programs wait for each other.
+    spare = {step.launch.kernel for step in plan.steps if isinstance(step, Cooperation)}
+    built = [set(entry.choices) for name, entry in plan.kernels.items() if name not in spare]
     named = {constant: one for constant, one in plan.weights.items() if one.names}
     return ProgramSummary(
         name,
@@ -131,7 +135,7 @@ def summary_of(name: str, plan: ProgramPlan) -> ProgramSummary:
         {size: _place(plan, size) for size in plan.sizes},
         _memory_bytes(plan),
         len(plan.kernels),
-        sum(isinstance(step, Launch) for step in plan.steps),
+        sum(isinstance(step, Launch) for step in plan.apart.steps),
         tuple(sorted(set(calls))),
         any(isinstance(step, Seeds) for step in plan.steps),
         targets=tuple(sorted(set.intersection(*built))) if built else (),
@@ -202,7 +206,7 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
     """
     held: dict[str, int] = {}
     now = most = 0
-    for step in plan.steps:
+    for step in plan.every_step:
         match step:
             case Release(name):
                 now -= held.pop(name, 0)
@@ -211,6 +215,8 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
                 new = {name: _bytes(spec)}
             case Seeds(name, count):
                 new = {name: _SEED_BYTES * count}
+            case GridCounters(name, count):
+                new = {name: _COUNTER_BYTES * count}
             case OperatorStep(view=False):
                 made = zip(step.outputs, step.results, strict=True)
                 new = {name: _bytes(spec) for name, spec in made if name is not None and spec}

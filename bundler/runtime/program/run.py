@@ -25,7 +25,7 @@ from bundler.runtime.program.program_inputs import (
     Signature,
     is_lazy,
 )
-from bundler.runtime.program.program_plan import HOST, ProgramPlan
+from bundler.runtime.program.program_plan import HOST, Cooperation, ProgramPlan
 
 # From how many seeds to a tensor that holds them.
 SeedSource = Callable[[int], Any]
@@ -58,6 +58,12 @@ class ProgramMemory(Protocol):
         numbers alone.
         """
 
+    def counters(self, count: int) -> Any:
+        """Return an int32 tensor that no other launch uses meanwhile, of zeros, or as the last
+        launch on the current stream left it; a memory without it runs no launches whose programs
+        wait for each other.
+        """
+
 
 class BoundLauncher(Protocol):
     """What is asked once for each launch of a plan, and in place of a `Launcher` saves the look at
@@ -67,6 +73,13 @@ class BoundLauncher(Protocol):
     def bound(self, kernel: str, sizes: Mapping[str, int]) -> Callable[..., None]:
         """Return what launches a kernel with the grid of these sizes, given its arguments by
         position.
+        """
+
+    def choose(
+        self, step: Cooperation, together: Callable[..., None], apart: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Return what runs one of two forms of a computation; a launcher without it runs the one
+        that needs several launches.
         """
 
 
@@ -162,6 +175,7 @@ class ProgramRunner:
             launcher.bound,
             self._copied,
             self._inputs.may_be_anywhere,
+            getattr(launcher, "choose", None),
         )
         # Sizes -> the plan, bound for them.
         self._plans: dict[Any, BoundPlan] = {}

@@ -8,12 +8,16 @@ of one device, and `DeviceProperties`.  `drivers.py` opens one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import DriverError, ToolchainMismatch
 from bundler.format.entries import Target
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
+
+#: Triton's option of a kernel all of whose programs run at once.
+COOPERATIVE = "launch_cooperative_grid"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,18 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
                 limit=limit,
                 device=device,
             )
+
+
+def all_at_once(
+    backend: str, found: DeviceProperties, grids: Iterable[tuple[int, int, int]]
+) -> bool:
+    """Whether all programs of a launch with any of these grids are known to run at once where it
+    is a cooperative one, so that they may wait for each other.
+
+    A program that can run has a multiprocessor for itself. On AMD nobody has tried.
+    """
+    few = all(x * y * z <= found.multiprocessors for x, y, z in grids)
+    return backend == "cuda" and found.cooperative and few
 
 
 def target_of(driver: Driver, device: int) -> Target:
