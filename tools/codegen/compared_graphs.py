@@ -17,6 +17,8 @@ from torch import Tensor
 
 Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
+#: Graphs whose sizes may change from call to call; `bench` times them at those of the example.
+CHANGING = frozenset({"changing_softmax", "changing_layer_norm"})
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
 # A list of tensors of mixed sizes, as the parameters of a small model.
@@ -253,6 +255,16 @@ def layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
 @graph((4096, 4096), (4096,), (4096,))
 def layer_norm_looped(a: Tensor, w: Tensor, b: Tensor) -> Any:
     return F.layer_norm(a, (4096,), w, b)
+
+
+@graph((4096, 1000))
+def changing_softmax(a: Tensor) -> Any:
+    return torch.softmax(a, -1)
+
+
+@graph((4096, 768), (768,), (768,))
+def changing_layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
+    return F.layer_norm(a, a.shape[-1:], w, b)
 
 
 @graph((4096, 1024), (1024,), (1024,), (4096, 1024))

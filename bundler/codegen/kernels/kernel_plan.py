@@ -93,6 +93,8 @@ class KernelText:
         functions: texts of functions that the body calls.
         gigabytes: how much memory a launch moves, for the example's sizes.
         parts: the kernels that a combination runs side by side, each once; else none.
+        repeated: how many times as much memory it moves as a kernel that holds its rows whole.
+        most: parameter -> the largest number that the kernel takes.
     """
 
     kind: str
@@ -115,6 +117,8 @@ class KernelText:
     functions: tuple[str, ...] = ()
     gigabytes: float = 0.0
     parts: tuple[KernelText, ...] = ()
+    repeated: float = 1.0
+    most: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def grid_sizes(self) -> dict[str, sympy.Expr]:
@@ -163,7 +167,7 @@ def write_kernel(
     inner = direction == "INNER"
     rows_each = max(loop.rows_each for loop in group.loops)
     held = True if holds_rows(group) else held
-    persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
+    persistent = reduces and (_is_short(space, direction) if held is None else held)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
@@ -187,7 +191,8 @@ def write_kernel(
     arguments = KernelArguments(buffers, mutated, reused)
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
-    head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    hints = {d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions}
+    head = [line for dimension in space.dimensions for line in _header(dimension, shape, hints)]
     # Sizes have the width of the indices that they are multiplied with, so that nothing overflows.
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
@@ -204,7 +209,7 @@ def write_kernel(
             *(("RSPLIT_SIZE", "NUM_STAGES") if rows_each else ()),
         ),
         body=(*head, *body),
-        hints={d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions},
+        hints=hints,
         reduction_hint=direction,
         changed=arguments.changed,
         counts={
@@ -229,12 +234,34 @@ def write_kernel(
             ),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
         },
+        repeated=writer.repeated,
+        most={
+            f"{d.prefix}numel": hints[d.prefix]
+            for d in space.dimensions
+            if persistent and d.is_reduced and not d.numel.is_Integer
+        },
     )
 
 
 def holds_rows(group: LoopGroup) -> bool:
     """Whether a program has to hold whole rows: it sorts them, or also reduces across them."""
     return any(loop.kind == SORT or loop.rows_each for loop in group.loops)
+
+
+def rows_change(group: LoopGroup) -> bool:
+    """Whether a kernel goes through rows whose length changes from call to call."""
+    return any(
+        loop.has_rows and not loop.is_product and not numel(loop.reduced_sizes).is_Integer
+        for loop in group.loops
+    )
+
+
+def is_worth_holding(text: KernelText) -> bool:
+    """Whether a kernel that loops over rows of a changing length reads so much again that rows as
+    long as the example's are to be held whole.
+    """
+    row = text.hints["r0_"]
+    return text.repeated >= _WORTH_HOLDING and row <= _longest_held(text.reduction_hint)
 
 
 def has_two_forms(text: KernelText) -> bool:
@@ -244,8 +271,12 @@ def has_two_forms(text: KernelText) -> bool:
     if text.kind == "product":
         return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
-    limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
-    return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
+    limit = _longest_held(text.reduction_hint) * _MEASURED_ROWS
+    return row is not None and bool(row.is_Integer and row <= limit)
+
+
+def _longest_held(direction: str) -> int:
+    return _WHOLE_ROW_INNER if direction == "INNER" else _WHOLE_ROW_OUTER
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:
@@ -279,12 +310,11 @@ def example_of(
 # ---------------------------------------------------------------------------------------- Decisions
 
 
-def _is_short(space: IterationSpace, *, inner: bool) -> bool:
+def _is_short(space: IterationSpace, direction: str) -> bool:
     reduced = space.reduced
     assert reduced is not None
-    # Only a row of known length has a block of its size.
-    limit = _WHOLE_ROW_INNER if inner else _WHOLE_ROW_OUTER
-    return bool(reduced.numel.is_Integer and reduced.numel <= limit)
+    # A row of any length has a block of its size only beside a kernel that loops over longer ones.
+    return bool(reduced.numel.is_Integer and reduced.numel <= _longest_held(direction))
 
 
 def _direction(group: LoopGroup) -> str:
@@ -395,8 +425,14 @@ def _mixed_facts(space: IterationSpace, rows_each: int, row_bytes: int) -> dict[
 # -------------------------------------------------------------------------------------------- Lines
 
 
-def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
-    """Return the lines that define numel, offset, index and mask of a dimension."""
+def _header(dimension: Dimension, shape: KernelShape, hints: Mapping[str, int]) -> Sequence[str]:
+    """Return the lines that define numel, offset, index and mask of a dimension.
+
+    Args:
+        dimension: of the kernel.
+        shape: of the kernel.
+        hints: prefix -> power of two, the block of a row that is held whole.
+    """
     prefix, size = dimension.prefix, dimension.numel
     lines = [f"{prefix}numel = {size}"] if size.is_Integer else []
     place = shape.space.dimensions.index(dimension)
@@ -431,7 +467,7 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
     # The loop over the row adds its offset to these lanes.
     if not shape.persistent:
         return [*lines, f"{prefix}base = {lanes}"]
-    lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
+    lines.append(f"{block_name(dimension)}: tl.constexpr = {hints[prefix]}")
     return [*lines, f"{prefix}index = {lanes}", *mask]
 
 

@@ -122,10 +122,7 @@ def _pieces(
     known = [size.subs(builder.hints) for size in (rows, row)]
     if not all(size.is_Integer for size in known):
         raise call.refusal("a scan of rows whose number or length has no example")
-    pieces = pieces_along(*map(int, known))
-    if pieces > 1 and not (rows.is_Integer and row.is_Integer):
-        raise call.refusal("a scan of few long rows whose number or length changes")
-    return pieces
+    return pieces_along(*map(int, known))
 
 
 def _in_pieces(
@@ -137,8 +134,10 @@ def _in_pieces(
     pieces: int,
 ) -> tuple[LazyTensor, ...]:
     pool, sizes = builder.pool, sources[0].sizes
-    length = -(-sizes[dim] // pieces)
-    count = -(-sizes[dim] // length)
+    length = FloorDiv(sizes[dim] + pieces - 1, sympy.Integer(pieces))
+    # As many pieces in every call: where a row is shorter than the example's, the last are empty.
+    count = FloorDiv(sizes[dim] + length - 1, length) if sizes[dim].is_Integer else pieces
+    count = sympy.Integer(count)
     dtypes = [source.dtype for source in sources]
 
     def scan(rows: Sequence[LazyTensor], dim: int) -> tuple[LazyTensor, ...]:
