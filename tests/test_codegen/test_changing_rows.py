@@ -18,7 +18,7 @@ from bundler.errors import FormatError  # noqa: E402
 from bundler.runtime.launch.drivers.dry_driver import DryDriver  # noqa: E402
 from bundler.runtime.program.bundle_programs import load_program  # noqa: E402
 from bundler.runtime.program.device_memory import DeviceMemory  # noqa: E402
-from bundler.runtime.program.program_plan import Launch, read_plan  # noqa: E402
+from bundler.runtime.program.program_plan import read_plan  # noqa: E402
 from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 LIMIT_S = 580
@@ -44,7 +44,7 @@ def launched(program, *sizes):
 
 def test_a_few_lengths_have_torchs_numbers(interpreted):
     """Up to the block, one element more, and far more."""
-    interpreted("changing_row_cases.py", "-k", "a_few_lengths and softmax")
+    interpreted("changing_row_cases.py", "-k", "a_few_lengths and softmax-3")
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_a_bundle_has_both_kernels_for_both_makers_and_launches_the_one_that_fit
     targets = ["cuda:90", "hip:gfx942"]
 
     def function(a):
-        return softmax(a), F.layer_norm(a * 2, a.shape[1:]), a.cumsum(-1) / a.amax(-1)[:, None]
+        return softmax(a), a.t().sum(0), F.layer_norm(a * 2, a.shape[1:])
 
     program = made(function, 20, 50)
     bundle = program.build(targets)
@@ -172,5 +172,5 @@ def test_a_bundle_has_both_kernels_for_both_makers_and_launches_the_one_that_fit
         given = memory.put_bytes(bytes(4 * 5 * length), "float32", (5, length))
         load_program(bundle, memory=memory, driver=driver)(given)
         names = {launch.plan.entry for launch in driver.launches}
+        assert names
         assert all(("_per_" in name) == (length <= 64) for name in names), names
-    assert any(isinstance(step, Launch) for step in program.plan.steps)

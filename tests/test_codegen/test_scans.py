@@ -90,6 +90,17 @@ def test_all_are_torchs_on_a_gpu(tmp_path, cases):
     passed(tmp_path, cases, interpreted="0")
 
 
+@pytest.mark.slow  # Inductor's table is imported
+def test_what_the_reference_calls_is_called():
+    """A histogram needs a kernel of another kind, which Inductor does not have either."""
+    from torch._inductor.lowering import fallbacks
+
+    assert torch.ops.aten.histc.default in fallbacks
+    program = generate(lambda a: a.histc(10, -1, 1) + 1, [torch.zeros(100)])
+    assert [one.operator for one in program.fallbacks] == ["aten.histc.default"]
+    assert len(program.kernels) == 1
+
+
 @pytest.mark.parametrize(
     ("sizes", "dynamic", "launches"),
     [

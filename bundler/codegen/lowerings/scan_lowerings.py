@@ -158,7 +158,7 @@ def _in_pieces(
             *indices[dim + 1 :],
         )
         before = (*indices[:dim], piece - 1, *indices[dim + 1 :])
-        first = pool.operate("eq", pool.index(piece), pool.constant(0, "int64"), dtype="bool")
+        first = pool.operate("lt", pool.index(indices[dim]), pool.index(length), dtype="bool")
         later = pool.operate("logical_not", first, dtype="bool")
         left = [pool.masked(later, end.at(before), 0) for end in ends]
         right = [part.at(here) for part in parts]
