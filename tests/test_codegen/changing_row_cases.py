@@ -114,7 +114,7 @@ def test_rows_of_any_length_have_torchs_numbers(name, count, length, odd, at):
     judged(name, function, program_of(name).run, numbers(*sizes, odd=odd, at=at))
 
 
-@pytest.mark.parametrize("length", [2, BLOCK, BLOCK + 1, 300])
+@pytest.mark.parametrize("length", [3, BLOCK, BLOCK + 1, 300])
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "two dimensions"])
 def test_a_few_lengths_have_torchs_numbers(name, length):
     function, rank = FUNCTIONS[name]
