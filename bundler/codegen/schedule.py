@@ -2,9 +2,8 @@
 """`schedule_program`: a graph that was read becomes kernels and a plan: loops normalized, dead ones
 dropped, the others fused, written, and put in order.
 
-The maximum and the sum of a softmax over long rows become two reductions of one pass
-(`_softmax_pairs`), and a buffer may take the memory of one that its kernel is the last to read
-(`_reusable`). `program` calls it. Nothing here imports torch.
+A buffer may take the memory of one that its kernel is the last to read (`_reusable`). `program`
+calls it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import sympy
@@ -26,6 +24,8 @@ from bundler.codegen.kernels.kernel_plan import (
     has_descriptors,
     has_two_forms,
     holds_rows,
+    is_worth_holding,
+    rows_change,
     tiled,
     write_kernel,
 )
@@ -47,11 +47,12 @@ from bundler.codegen.loops.loop_nodes import (
     numel,
 )
 from bundler.codegen.loops.loop_order import normalized
-from bundler.codegen.loops.loop_terms import Term, loads_of
+from bundler.codegen.loops.loop_terms import loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.shared_rows import can_share, shareable
 from bundler.codegen.loops.size_text import size_text
-from bundler.codegen.loops.split_reductions import is_split, split
+from bundler.codegen.loops.softmax_pairs import with_softmax_pairs
+from bundler.codegen.loops.split_reductions import split
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.codegen.templates.prologues import with_prologues
 from bundler.codegen.templates.split_products import split_products
@@ -74,10 +75,6 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
     Weight,
 )
-
-# Shorter rows may be held whole, where two passes cost nothing.
-_LEAST_ROW = 1025
-_FLOATS = frozenset({"float32", "float64"})
 
 
 class Graph(Protocol):
@@ -156,7 +153,7 @@ class _Scheduler:
         # Before fusion: a split reduction must not be fused as a whole one, and the pair of a
         # softmax becomes one pass only if it shares a kernel.
         self._shared = self._worth_sharing(nodes)
-        groups = self._grouped(_softmax_pairs(nodes, self._graph.hints, self._shared))
+        groups = self._grouped(with_softmax_pairs(nodes, self._graph.hints, shared=self._shared))
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
@@ -343,29 +340,7 @@ class _Scheduler:
             own = dying.intersection(part.touched).difference(*others)
             new = (written - removed - added).intersection(part.written)
             reused |= _reusable(part, self._buffers, new, own)
-        write = partial(
-            _writer_of(group),
-            group,
-            self._builder.pool,
-            self._buffers,
-            removed,
-            reused,
-            self._graph.hints,
-            **self._how,
-        )
-        told, plain = self._modules.policy, not group.parts and group.product is None
-        by_rule = bool(told.get("use_tensor_descriptor"))
-        if plain and by_rule:
-            write = partial(write, descriptors=True)
-        text = write()
-        kernel = self._modules.add(text)
-        both = not holds_rows(group) and has_two_forms(text)
-        if both and told.get("multi_kernel"):
-            self._modules.add_other(kernel, write(held=text.kind == "reduction"))
-        if plain and told.get("max_autotune") and not by_rule:
-            tiles = write(descriptors=True)
-            if has_descriptors(tiles):
-                self._modules.add_other(kernel, tiles)
+        kernel, text = self._kernel(group, removed, reused)
         for name in sorted(written - removed, key=_order):
             if name in reused:
                 # The chain may be long: the memory is that of the first buffer in it.
@@ -374,6 +349,48 @@ class _Scheduler:
             elif name not in self._made:
                 self._allocate(name)
         self._steps.append(self._launched(kernel, text))
+
+    def _kernel(
+        self, group: LoopGroup, removed: frozenset[str], reused: Mapping[str, str]
+    ) -> tuple[ProgramKernel, KernelText]:
+        """Return the kernel that is launched for a group, and its text; other forms of it are with
+        the modules.
+        """
+        hints, told = self._graph.hints, self._modules.policy
+        plain = not group.parts and group.product is None
+        by_rule = plain and bool(told.get("use_tensor_descriptor"))
+
+        def write(group: LoopGroup, **form: bool) -> KernelText:
+            return _writer_of(group)(
+                group,
+                self._builder.pool,
+                self._buffers,
+                removed,
+                reused,
+                hints,
+                **self._how,
+                **({"descriptors": True} if by_rule else {}),
+                **form,
+            )
+
+        if rows_change(group):
+            # Where it is looped over, a row of any length has the two passes of an online softmax.
+            pairs = with_softmax_pairs(group.nodes, hints, least=0)
+            looped = write(replace(group, nodes=pairs))
+            held = write(group, held=True) if is_worth_holding(looped) else None
+            if held is not None and self._modules.add_bounded(held, looped):
+                return self._modules.add(held), held
+            return self._modules.add(looped), looped
+        text = write(group)
+        kernel = self._modules.add(text)
+        both = not holds_rows(group) and has_two_forms(text)
+        if both and told.get("multi_kernel"):
+            self._modules.add_other(kernel, write(group, held=text.kind == "reduction"))
+        if plain and told.get("max_autotune") and not by_rule:
+            tiles = write(group, descriptors=True)
+            if has_descriptors(tiles):
+                self._modules.add_other(kernel, tiles)
+        return kernel, text
 
     def _memory(self, name: str) -> str:
         return self._alias.get(name, name)
@@ -479,6 +496,8 @@ class _Scheduler:
             str(inductor_meta(text)["grid_type"]),
             tuple(parameter.name for parameter in text.parameters),
             others=self._modules.others.get(kernel.name, {}),
+            most=text.most,
+            beyond=self._modules.beyond.get(kernel.name, {}),
         )
 
     def _spec(self, layout: TensorLayout) -> TensorSpec:
@@ -557,64 +576,3 @@ def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
         and one.device == other.device
         and bool(sympy.expand(one.storage - other.storage) == 0)
     )
-
-
-def _softmax_pairs(
-    nodes: Sequence[Node], hints: Mapping[sympy.Symbol, int], shared: Collection[str]
-) -> list[Node]:
-    """Return the nodes with the maximum and the sum of each long softmax as kinds of their own,
-    `softmax_max` and `softmax_sum`, of the same values.
-
-    An online softmax computes both in one pass over the row, where the sum alone would have to wait
-    for the whole maximum and read the row once more.
-    """
-    maxima = {
-        n.buffer: n
-        for n in nodes
-        if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n, hints, shared)
-    }
-    changed: dict[str, Loop] = {}
-    for node in nodes:
-        top = (
-            _softmax_maximum(node, maxima)
-            if isinstance(node, Loop) and node.kind == "sum"
-            else None
-        )
-        if top is not None:
-            assert isinstance(node, Loop)
-            changed[top.buffer] = replace(top, kind="softmax_max")
-            changed[node.buffer] = replace(node, kind="softmax_sum", value=top.value)
-    return [changed.get(node.buffer, node) if isinstance(node, Loop) else node for node in nodes]
-
-
-def _is_long_row(loop: Loop, hints: Mapping[sympy.Symbol, int], shared: Collection[str]) -> bool:
-    row = numel(loop.reduced_sizes)
-    return (
-        loop.value.dtype in _FLOATS
-        and (loop.buffer in shared or not is_split(loop, hints))
-        and not (row.is_Integer and row < _LEAST_ROW)
-    )
-
-
-def _softmax_maximum(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:
-    """Return the maximum of the values whose exponentials, relative to it, a loop sums up; None
-    where it sums up something else.
-    """
-    exponential = loop.value
-    if exponential.operator != "exp":
-        return None
-    difference = exponential.arguments[0]
-    if not isinstance(difference, Term) or difference.operator != "sub":
-        return None
-    value, top = difference.arguments
-    if not isinstance(top, Term) or top.operator != "load" or top.details[0] not in maxima:
-        return None
-    found = maxima[top.details[0]]
-    # Terms are shared in the pool, so equal values are the same object.
-    same_rows = (found.variables, found.sizes, found.reduced, found.reduced_sizes) == (
-        loop.variables,
-        loop.sizes,
-        loop.reduced,
-        loop.reduced_sizes,
-    )
-    return found if same_rows and value is found.value and top.details[1] == found.index else None

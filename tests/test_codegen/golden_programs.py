@@ -30,6 +30,7 @@ PROGRAMS = {
     "padding": (lambda a: F.pad(a, (1, 2)), (full(4, 30),)),
     "row_sum": (lambda a: a.sum(1), (full(10, 40),)),
     "softmax": (lambda a: torch.softmax(a, -1), (full(128, 512),)),
+    "changing_softmax": (lambda a: torch.softmax(a * 2, -1), (full(128, 300),)),
     "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
     "dropout": (lambda a: torch.ops.aten.native_dropout(a, 0.25, True), (full(1000),)),
     "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
@@ -75,6 +76,8 @@ TILES = {
 }
 # Whose products are kernels.
 TEMPLATES = {"linear_gate", "scores", "quantized", "decode", "scaled", "patches"}
+# Whose sizes change from call to call.
+CHANGING = {"changing_softmax"}
 
 
 def text_of(name):
@@ -86,7 +89,7 @@ def text_of(name):
         templates="all" if name in TEMPLATES else "none",
         policy=ProgramPolicy(use_tensor_descriptor=name in TILES),
     )
-    program = generate(function, inputs, options=options)
+    program = generate(function, inputs, dynamic=name in CHANGING, options=options)
     assert not program.fallbacks, program.fallbacks
     return "\n".join(source[source.index("\n\n\n") + 3 :] for source in program.sources.values())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs reductions of few long rows, whose length changes from call to call or has no divisor near
-the number of pieces wanted, in Triton's interpreter; prints kernels, and what is wrong as JSON.
+the number of pieces wanted, in Triton's interpreter; prints launches, and what is wrong as JSON.
 
 Run as a program: `split_worker.py`, with TRITON_INTERPRET=1.
 """
@@ -12,6 +12,7 @@ import torch
 
 from bundler.codegen import generate
 from bundler.codegen.loops import split_reductions
+from bundler.runtime.program.program_plan import Launch
 
 # A row that is long for a GPU takes the interpreter minutes.
 split_reductions._SHORT_ROW, split_reductions._PROGRAM_THREADS = 64, 8
@@ -66,7 +67,8 @@ def outcome(function, sizes, others, dynamic):
         for given in (sizes, *others)
         for scale in (1, 1e17)
     }
-    return len(program.kernels), [given for given, places in bad.items() if places]
+    launches = sum(isinstance(step, Launch) for step in program.plan.steps)
+    return launches, [given for given, places in bad.items() if places]
 
 
 if __name__ == "__main__":

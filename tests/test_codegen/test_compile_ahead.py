@@ -68,6 +68,23 @@ def test_a_kernel_of_two_programs_is_one_and_keeps_what_was_tuned(service):
     assert made == [kernel._made for kernel in second.modules.values()]
 
 
+def test_kernels_of_rows_that_are_longer_than_the_example_s_are_left_for_later(service):
+    """Such a row may never come: what holds the example's is compiled."""
+    program = generate(
+        lambda x, y: (torch.softmax(x, -1), torch.log_softmax(y, -1)),
+        [torch.ones(64, 50), torch.ones(70, 40)],
+        dynamic=True,
+        device="cuda",
+    )
+    started = compile_ahead.start(program, 2)
+    compile_ahead.wait(started)
+    ahead = {future.result().key for future in started}
+    built = program.build(["cuda:90"])
+    later = [kernel.name for kernel in built.kernels if kernel.key not in ahead]
+    assert len(built.kernels) == 2 * len(later) == 4
+    assert all("_red_" in name for name in later)
+
+
 class OnTheGpu:
     """What a tensor is to a launch: an address, and where it lies."""
 

@@ -25,7 +25,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +36,7 @@ from bundler.codegen.program import GenerateOptions, Program, program_of_graph
 from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
+from bundler.runtime.heuristics.launch_expressions import evaluate
 from bundler.runtime.program.device_tensors import item_bytes, span
 from bundler.runtime.program.program_plan import (
     Allocate,
@@ -46,7 +47,7 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import GRAPHS, POLICIES, STEPS, TUNED, filled
+from tools.codegen.compared_graphs import CHANGING, GRAPHS, POLICIES, STEPS, TUNED, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -95,7 +96,7 @@ def prepare(name: str) -> Found:
             THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE)),
         },
         "calls": {OURS: _count(program, OperatorStep), THEIRS: len(CALLED.findall(text))},
-        "bytes": _moved(program),
+        "bytes": _moved(program, filled(name, DEVICE)),
         "least_bytes": least_bytes(name),
         "resources": {side: _resources(folder / side) for side in (OURS, THEIRS)},
         "fallbacks": [f"{one.operator}: {one.reason}" for one in program.fallbacks],
@@ -145,7 +146,7 @@ def _cache(folder: Path) -> Iterator[Path]:
 
 
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
-    graph = trace(GRAPHS[name][0], filled(name, DEVICE))
+    graph = trace(GRAPHS[name][0], filled(name, DEVICE), dynamic=name in CHANGING)
     started = time.thread_time()
     policy = POLICIES.get(name, ProgramPolicy(max_autotune=name in TUNED))
     options = GenerateOptions(sources=str(folder / "sources"), policy=policy)
@@ -181,7 +182,7 @@ def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]
     torch._dynamo.reset()  # noqa: SLF001
     compiled = torch.compile(
         GRAPHS[name][0],
-        dynamic=False,
+        dynamic=name in CHANGING,
         options={
             "fx_graph_cache": False,
             "autotune_local_cache": False,
@@ -254,13 +255,21 @@ def _config(module: Any) -> str:
     return str(made[0].tuned.best_config) if made else ""
 
 
-def _moved(program: Program) -> int:
+def _moved(program: Program, given: Sequence[torch.Tensor]) -> int:
     """Return the bytes of the buffers of all launches, each buffer once a launch, and twice where
     the launch reads and writes it.
+
+    Args:
+        program: of a graph.
+        given: its inputs.
     """
-    specs = {given.name: given.spec for given in program.plan.inputs if given.spec}
+    specs = {one.name: one.spec for one in program.plan.inputs if one.spec}
     steps = _steps(program)
     specs |= {step.name: step.spec for step in steps if isinstance(step, Allocate)}
+    sizes = {
+        name: (*given[number].shape, *given[number].stride())[place]
+        for name, (number, place) in program.plan.sizes.items()
+    }
     total = 0
     for step in steps:
         if isinstance(step, Launch):
@@ -269,12 +278,13 @@ def _moved(program: Program) -> int:
             for buffer, parameter in names.items():
                 spec = specs.get(buffer[1:]) if buffer.startswith("@") else None
                 if spec is not None:
-                    total += _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
+                    total += _bytes(spec, sizes) * (2 if parameter.startswith("in_out") else 1)
     return total
 
 
-def _bytes(spec: TensorSpec) -> int:
-    return span([*map(int, spec.sizes)], [*map(int, spec.strides)]) * item_bytes(spec.dtype)
+def _bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    shape, strides = ([evaluate(one, sizes) for one in of] for of in (spec.sizes, spec.strides))
+    return span(shape, strides) * item_bytes(spec.dtype)
 
 
 def least_bytes(name: str) -> int:

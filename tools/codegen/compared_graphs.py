@@ -21,6 +21,8 @@ Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
 #: Graphs of ours that are generated under a policy of their own.
 POLICIES: dict[str, ProgramPolicy] = {}
+#: Graphs whose sizes may change from call to call; `bench` times them at those of the example.
+CHANGING = frozenset({"changing_softmax", "changing_layer_norm"})
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
 #: Graphs that both sides tune as by `max-autotune`.
@@ -278,6 +280,16 @@ def layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
 @graph((4096, 4096), (4096,), (4096,))
 def layer_norm_looped(a: Tensor, w: Tensor, b: Tensor) -> Any:
     return F.layer_norm(a, (4096,), w, b)
+
+
+@graph((4096, 1000))
+def changing_softmax(a: Tensor) -> Any:
+    return torch.softmax(a, -1)
+
+
+@graph((4096, 768), (768,), (768,))
+def changing_layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
+    return F.layer_norm(a, a.shape[-1:], w, b)
 
 
 @graph((4096, 1024), (1024,), (1024,), (4096, 1024))

@@ -97,6 +97,8 @@ class KernelText:
         workspaces: of a kernel whose programs share rows, memory that a launch needs for itself, by
             what its parameters call it; the counters have to be ready for a barrier.
         parts: the kernels that a combination runs side by side, each once; else none.
+        repeated: how many times as much memory it moves as a kernel that holds its rows whole.
+        most: parameter -> the largest number that the kernel takes.
     """
 
     kind: str
@@ -120,6 +122,8 @@ class KernelText:
     gigabytes: float = 0.0
     workspaces: Mapping[str, TensorLayout] = field(default_factory=dict)
     parts: tuple[KernelText, ...] = ()
+    repeated: float = 1.0
+    most: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def grid_sizes(self) -> dict[str, sympy.Expr]:
@@ -172,7 +176,7 @@ def write_kernel(
     inner = direction == "INNER"
     rows_each = max(loop.rows_each for loop in group.loops)
     held = True if holds_rows(group) else False if shared else held
-    persistent = reduces and (_is_short(space, inner=inner) if held is None else held)
+    persistent = reduces and (_is_short(space, direction) if held is None else held)
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
@@ -198,7 +202,8 @@ def write_kernel(
     arguments = KernelArguments(buffers, mutated, reused)
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
-    head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    hints = {d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions}
+    head = [line for dimension in space.dimensions for line in _header(dimension, shape, hints)]
     # Sizes have the width of the indices that they are multiplied with, so that nothing overflows.
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
@@ -224,7 +229,7 @@ def write_kernel(
             *((SHARES,) if shared else ()),
         ),
         body=(*head, *body),
-        hints={d.prefix: pow2_up(hint_of(d.numel, size_hints)) for d in space.dimensions},
+        hints=hints,
         reduction_hint=direction,
         changed=arguments.changed,
         counts={
@@ -251,6 +256,12 @@ def write_kernel(
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
             **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
         },
+        repeated=writer.repeated,
+        most={
+            f"{d.prefix}numel": hints[d.prefix]
+            for d in space.dimensions
+            if persistent and d.is_reduced and not d.numel.is_Integer
+        },
     )
 
 
@@ -264,6 +275,22 @@ def has_descriptors(text: KernelText) -> bool:
     return "tma_min_blocks" in text.facts
 
 
+def rows_change(group: LoopGroup) -> bool:
+    """Whether a kernel goes through rows whose length changes from call to call."""
+    return any(
+        loop.has_rows and not loop.is_product and not numel(loop.reduced_sizes).is_Integer
+        for loop in group.loops
+    )
+
+
+def is_worth_holding(text: KernelText) -> bool:
+    """Whether a kernel that loops over rows of a changing length reads so much again that rows as
+    long as the example's are to be held whole.
+    """
+    row = text.hints["r0_"]
+    return text.repeated >= _WORTH_HOLDING and row <= _longest_held(text.reduction_hint)
+
+
 def has_two_forms(text: KernelText) -> bool:
     """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
     may tell.
@@ -271,8 +298,12 @@ def has_two_forms(text: KernelText) -> bool:
     if text.kind == "product":
         return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
-    limit = _WHOLE_ROW_INNER if text.reduction_hint == "INNER" else _WHOLE_ROW_OUTER
-    return row is not None and bool(row.is_Integer and row <= limit * _MEASURED_ROWS)
+    limit = _longest_held(text.reduction_hint) * _MEASURED_ROWS
+    return row is not None and bool(row.is_Integer and row <= limit)
+
+
+def _longest_held(direction: str) -> int:
+    return _WHOLE_ROW_INNER if direction == "INNER" else _WHOLE_ROW_OUTER
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:
@@ -306,12 +337,11 @@ def example_of(
 # ---------------------------------------------------------------------------------------- Decisions
 
 
-def _is_short(space: IterationSpace, *, inner: bool) -> bool:
+def _is_short(space: IterationSpace, direction: str) -> bool:
     reduced = space.reduced
     assert reduced is not None
-    # Only a row of known length has a block of its size.
-    limit = _WHOLE_ROW_INNER if inner else _WHOLE_ROW_OUTER
-    return bool(reduced.numel.is_Integer and reduced.numel <= limit)
+    # A row of any length has a block of its size only beside a kernel that loops over longer ones.
+    return bool(reduced.numel.is_Integer and reduced.numel <= _longest_held(direction))
 
 
 def _direction(group: LoopGroup) -> str:
@@ -422,8 +452,14 @@ def _mixed_facts(space: IterationSpace, rows_each: int, row_bytes: int) -> dict[
 # -------------------------------------------------------------------------------------------- Lines
 
 
-def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
-    """Return the lines that define numel, offset, index and mask of a dimension."""
+def _header(dimension: Dimension, shape: KernelShape, hints: Mapping[str, int]) -> Sequence[str]:
+    """Return the lines that define numel, offset, index and mask of a dimension.
+
+    Args:
+        dimension: of the kernel.
+        shape: of the kernel.
+        hints: prefix -> power of two, the block of a row that is held whole.
+    """
     prefix, size = dimension.prefix, dimension.numel
     lines = [f"{prefix}numel = {size}"] if size.is_Integer else []
     place = shape.space.dimensions.index(dimension)
@@ -469,7 +505,7 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
         ]
     if not shape.persistent:
         return [*lines, f"{prefix}base = {lanes}"]
-    lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
+    lines.append(f"{block_name(dimension)}: tl.constexpr = {hints[prefix]}")
     return [*lines, f"{prefix}index = {lanes}", *mask]
 
 

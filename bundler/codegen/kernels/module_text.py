@@ -77,12 +77,14 @@ class KernelModules:
         policy: what the metadata of each says of how it is tuned.
         others: kernel -> kernels that compute the same, with the places of their arguments among
             its own.
+        beyond: kernel of short rows -> the one that takes rows of any length, likewise.
     """
 
     kernels: dict[str, ProgramKernel] = field(default_factory=dict)
     harness: bool = False
     policy: Mapping[str, bool] = field(default_factory=dict)
     others: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    beyond: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     _by_source: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: KernelText) -> ProgramKernel:
@@ -102,12 +104,28 @@ class KernelModules:
     def add_other(self, kernel: ProgramKernel, text: KernelText) -> None:
         """Add a kernel that computes the same as another one, from the same arguments."""
         assert kernel.text is not None
-        places = {_passed(one): n for n, one in enumerate(kernel.text.parameters)}
-        passed = [_passed(one) for one in text.parameters]
-        if not all(one in places for one in passed):  # the launch has no such argument
-            return
-        found = tuple(places[one] for one in passed)
-        self.others.setdefault(kernel.name, {})[self.add(text).name] = found
+        places = _places(kernel.text, text)
+        if places is not None:
+            self.others.setdefault(kernel.name, {})[self.add(text).name] = places
+
+    def add_bounded(self, short: KernelText, any_length: KernelText) -> bool:
+        """Add a kernel of short rows with the one that launches of longer rows go to; False, and
+        none of them, where a launch of the former lacks an argument of the latter.
+        """
+        places = _places(short, any_length)
+        if places is not None:
+            kernel = self.add(short)
+            self.beyond[kernel.name] = {self.add(any_length).name: places}
+        return places is not None
+
+
+def _places(text: KernelText, other: KernelText) -> tuple[int, ...] | None:
+    """Return the places of a kernel's arguments among those of another one that computes the same;
+    None where a launch has no such argument.
+    """
+    places = {_passed(one): n for n, one in enumerate(text.parameters)}
+    passed = [_passed(one) for one in other.parameters]
+    return tuple(places[one] for one in passed) if places.keys() >= set(passed) else None
 
 
 def _passed(parameter: KernelParameter) -> tuple[str, str]:

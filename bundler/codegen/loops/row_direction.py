@@ -7,12 +7,16 @@ It decides how rows are cut, whether they are held whole, and which candidates a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import sympy
 
 from bundler.codegen.loops.loop_nodes import Loop
 from bundler.codegen.loops.loop_terms import loads_of
+
+# A distance that changes from call to call: farther than any that is a number.
+_CHANGING = sys.maxsize
 
 
 def runs_along(loop: Loop) -> bool | None:
@@ -30,16 +34,18 @@ def runs_along(loop: Loop) -> bool | None:
     along = []
     for index in whole or moving:
         inner, outer = _least_stride(index, loop.reduced), _least_stride(index, loop.variables)
-        if inner is not None:
+        if inner is not None and inner != _CHANGING:
             # The smaller stride is the direction in which elements lie beside each other.
             along.append(outer is None or inner < outer)
+        elif inner is not None and outer is not None and outer != _CHANGING:
+            along.append(False)
     return None if not along else 2 * sum(along) > len(along)
 
 
 def _least_stride(index: sympy.Expr, variables: Sequence[sympy.Symbol]) -> int | None:
-    """Return the least distance in memory that one of some variables moves an address; None where
-    none does so by a known number.
+    """Return the least distance in memory that one of some variables moves an address, `_CHANGING`
+    where that is a size that changes; None where none does so by one distance.
     """
     strides = [abs(index.coeff(variable)) for variable in variables if index.has(variable)]
-    known = [int(stride) for stride in strides if stride.is_Integer and stride != 0]
-    return min(known, default=None)
+    moving = [stride for stride in strides if stride != 0]
+    return min((int(s) if s.is_Integer else _CHANGING for s in moving), default=None)

@@ -118,9 +118,6 @@ def pieces_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> RowPieces | None
     rows, row = (size.subs(dict(hints)) for size in (numel(loop.sizes), whole))
     if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
         return None
-    # A row of several dimensions cannot be cut as one run of elements where their sizes change.
-    if not whole.is_Integer and len(loop.reduced) > 1:
-        return None
     # A split needs to know along which direction memory runs, except of a single row, which only
     # can be cut along it.
     runs = runs_along(loop)

@@ -122,10 +122,7 @@ def _pieces(
     known = [size.subs(builder.hints) for size in (rows, row)]
     if not all(size.is_Integer for size in known):
         raise call.refusal("a scan of rows whose number or length has no example")
-    pieces = pieces_along(*map(int, known))
-    if pieces > 1 and not (rows.is_Integer and row.is_Integer):
-        raise call.refusal("a scan of few long rows whose number or length changes")
-    return pieces
+    return pieces_along(*map(int, known))
 
 
 def _in_pieces(
@@ -137,8 +134,10 @@ def _in_pieces(
     pieces: int,
 ) -> tuple[LazyTensor, ...]:
     pool, sizes = builder.pool, sources[0].sizes
-    length = -(-sizes[dim] // pieces)
-    count = -(-sizes[dim] // length)
+    length = FloorDiv(sizes[dim] + pieces - 1, sympy.Integer(pieces))
+    # As many pieces in every call: where a row is shorter than the example's, the last are empty.
+    count = FloorDiv(sizes[dim] + length - 1, length) if sizes[dim].is_Integer else pieces
+    count = sympy.Integer(count)
     dtypes = [source.dtype for source in sources]
 
     def scan(rows: Sequence[LazyTensor], dim: int) -> tuple[LazyTensor, ...]:
@@ -159,7 +158,7 @@ def _in_pieces(
             *indices[dim + 1 :],
         )
         before = (*indices[:dim], piece - 1, *indices[dim + 1 :])
-        first = pool.operate("eq", pool.index(piece), pool.constant(0, "int64"), dtype="bool")
+        first = pool.operate("lt", pool.index(indices[dim]), pool.index(length), dtype="bool")
         later = pool.operate("logical_not", first, dtype="bool")
         left = [pool.masked(later, end.at(before), 0) for end in ends]
         right = [part.at(here) for part in parts]

@@ -315,9 +315,10 @@ class _StepBinder:
 
     def _launch(self, step: Launch) -> _Function:
         sizes = {name: self._size(size) for name, size in step.sizes.items()}
-        launch = self._environment.launcher(step.kernel, sizes)
+        kernel, arguments = self._fitting(step)
+        launch = self._environment.launcher(kernel, sizes)
         places, on_host = [], []
-        for position, item in enumerate(step.arguments):
+        for position, item in enumerate(arguments):
             if isinstance(item, str) and item[:1] in {BUFFER_MARK, NUMBER_MARK}:
                 places.append(self._place(item[1:]))
                 if item[0] == NUMBER_MARK:
@@ -336,6 +337,17 @@ class _StepBinder:
             launch(*arguments)
 
         return with_numbers
+
+    def _fitting(self, step: Launch) -> tuple[str, Sequence[Size]]:
+        """Return the kernel that takes the numbers of a launch, and its arguments."""
+        entry = self._environment.plan.kernels.get(step.kernel)
+        if entry is None or not entry.most:
+            return step.kernel, step.arguments
+        given = dict(zip(entry.parameters, step.arguments, strict=True))
+        if all(self._size(given[name]) <= most for name, most in entry.most.items()):
+            return step.kernel, step.arguments
+        ((beyond, places),) = entry.beyond.items()
+        return beyond, [step.arguments[place] for place in places]
 
     # ------------------------------------------------------------------------------------ Operators
 

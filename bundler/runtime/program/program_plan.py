@@ -33,7 +33,8 @@ from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, combined_p
 from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 
-VERSION = 1
+# The second has kernels that take only some numbers, of which a reader of the first knows nothing.
+_PLAIN_VERSION, VERSION = 1, 2
 MAX_PLAN_BYTES = 64 << 20
 BUFFER_MARK = "@"
 NUMBER_MARK = "#"
@@ -217,6 +218,10 @@ class KernelEntry:
             of their arguments among those of a launch.
         functions: names its text as key parts have it, so that a bundle may hold another program's
             kernel of that name; empty where it is not known.
+        most: parameter -> the largest number that it takes; of any number where it is not named.
+        beyond: where there is such a parameter, the kernel that computes the same of any numbers
+            and is launched in the place of this one where a number is larger -> the places of its
+            arguments.
     """
 
     grid: str
@@ -225,6 +230,8 @@ class KernelEntry:
     source: str = ""
     others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     functions: str = ""
+    most: Mapping[str, int] = field(default_factory=dict)
+    beyond: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -291,10 +298,11 @@ class ProgramPlan:
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
-        data = asdict(self) | {"version": VERSION}
+        bounded = any(entry.most for entry in self.kernels.values())
+        data = asdict(self) | {"version": VERSION if bounded else _PLAIN_VERSION}
         # A plan without them is as it was before there were any.
         for kernel in data["kernels"].values():
-            for name in ("others", "functions"):
+            for name in ("others", "functions", "most", "beyond"):
                 if not kernel[name]:
                     del kernel[name]
         data["steps"] = _encoded(self.steps)
@@ -369,9 +377,9 @@ def read_plan(data: bytes) -> ProgramPlan:
         version = found.pop("version")
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
-    if version != VERSION:
+    if version not in (_PLAIN_VERSION, VERSION):
         raise UnsupportedVersion(
-            f"a program's plan: expected version {VERSION}, got {version!r}; update bundler",
+            f"a program's plan: expected a version up to {VERSION}, got {version!r}; update bundler",
             got=version,
         )
     try:
@@ -533,10 +541,13 @@ class _PlanCheck:
             len(step.arguments),
         )
         for item in step.arguments:
-            if isinstance(item, str) and item.startswith((BUFFER_MARK, NUMBER_MARK)):
+            if isinstance(item, str) and not _is_size(item):
                 self._used(item[1:])
             else:
                 self._expression(item, least=-_LARGEST - 1)
+        for name in entry.most:
+            given = step.arguments[entry.parameters.index(name)]
+            self._demand(_is_size(given), "a size for what has a largest number", given)
         for name, size in step.sizes.items():
             self._name(name)
             self._expression(size)
@@ -620,16 +631,25 @@ class _PlanCheck:
             raise self._refusal("a kind of grid", entry.grid) from error
         for parameter in entry.parameters:
             self._name(parameter)
-        for other, places in entry.others.items():
+        for other, places in (*entry.others.items(), *entry.beyond.items()):
             known = self._plan.kernels.get(other)
             self._demand(known is not None and other != name, "another kernel", other)
             assert known is not None
+            self._demand(not known.most, "a kernel that takes any number", other)
             self._demand(
                 len(places) == len(known.parameters)
                 and all(0 <= place < len(entry.parameters) for place in places),
                 "a place of an argument for each parameter",
                 places,
             )
+        self._demand(
+            len(entry.beyond) == bool(entry.most),
+            "one kernel beyond, where there is a largest number",
+            entry.beyond,
+        )
+        for parameter, most in entry.most.items():
+            self._demand(parameter in entry.parameters, "one of the parameters", parameter)
+            self._whole(most, 1, _LARGEST)
         for choices in entry.choices.values():
             self._demand(bool(choices), "a choice for each target", choices)
             for choice in choices:
@@ -720,6 +740,11 @@ class _PlanCheck:
             " program anew",
             got=repr(got)[:80],
         )
+
+
+def _is_size(argument: Size) -> bool:
+    """Whether an argument of a launch is no buffer."""
+    return not (isinstance(argument, str) and argument.startswith((BUFFER_MARK, NUMBER_MARK)))
 
 
 def _reach(spec: TensorSpec) -> int | None:
