@@ -753,6 +753,7 @@ class _Reader:
             _origins(node),
             view=any(result.alias_info is not None for result in schema.returns),
             refused=self._host.refusal(results, positional, keywords),
+            read=frozenset({0}) if single else _results_read(node),
             place=self._place(node),
         )
 
@@ -1049,6 +1050,11 @@ def _example(argument: Any) -> Any:
     value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
     kinds = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
     return kinds.get(type(value), value)
+
+
+def _results_read(node: fx.Node) -> frozenset[int]:
+    """Return the numbers of the results of a node that something reads."""
+    return frozenset(user.args[1] for user in node.users if user.target is operator.getitem)
 
 
 def _origins(node: fx.Node) -> frozenset[str]:

@@ -331,14 +331,20 @@ def generate(
     tracing = importlib.import_module("bundler.codegen.trace")
     if not tracing.is_exported(function):
         check_call(function, example_inputs)
+    options = options or GenerateOptions()
     try:
-        traced = tracing.trace(function, example_inputs, dynamic=dynamic, device=device)
+        traced = tracing.trace(
+            function,
+            example_inputs,
+            dynamic=dynamic,
+            device=device,
+            templates=options.templates == "all",
+        )
     except Exception as error:
         refusal = untraceable(error)
         if refusal is None:
             raise
         raise refusal from error
-    options = options or GenerateOptions()
     if not options.name:
         options = replace(options, name=_name_of(function))
     program = program_of_graph(traced, options)

@@ -45,10 +45,11 @@ from bundler.codegen.loops.loop_nodes import (
     numel,
 )
 from bundler.codegen.loops.loop_order import normalized
-from bundler.codegen.loops.loop_terms import Term, loads_of
+from bundler.codegen.loops.loop_terms import ATTENTION, Term, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.split_reductions import is_split, split
+from bundler.codegen.templates.attention_kernel import write_attention
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
@@ -392,7 +393,9 @@ def _order(name: str) -> tuple[int, str]:
 def _writer_of(group: LoopGroup) -> Callable[..., KernelText]:
     if group.parts:
         return write_combination
-    return write_kernel if group.product is None else write_product
+    if group.product is None:
+        return write_kernel
+    return write_attention if group.product.kind == ATTENTION else write_product
 
 
 def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:

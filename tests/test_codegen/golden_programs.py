@@ -4,6 +4,7 @@
 `python golden_programs.py` writes the texts anew, to be read before they are committed.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,13 +39,21 @@ PROGRAMS = {
         (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), (512, 256), (512,), (100, 512))),),
     ),
     "scores": (lambda q, k: q @ k.transpose(1, 2) * 0.125, (full(6, 128, 64), full(6, 50, 64))),
+    "attention": (
+        partial(F.scaled_dot_product_attention, is_causal=True),
+        tuple(full(2, 4, 256, 80, dtype=torch.bfloat16) for _ in range(3)),
+    ),
+    "decoding": (
+        partial(F.scaled_dot_product_attention, enable_gqa=True),
+        (full(1, 8, 1, 64), *(full(1, 2, 1000, 64) for _ in range(2)), full(1, 1000)),
+    ),
     "lists": (
         lambda *given: torch._foreach_norm(given),
         (full(3000), full(40), full(5, 8), full(40)),
     ),
 }
-# Whose products are kernels.
-TEMPLATES = {"linear_gate", "scores"}
+# Whose products and attention are kernels.
+TEMPLATES = {"attention", "decoding", "linear_gate", "scores"}
 
 
 def text_of(name):

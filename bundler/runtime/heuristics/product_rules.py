@@ -130,7 +130,7 @@ def _fitted(tile: _Tile, hints: SizeHints, device: Device, operands: Operands) -
     size = _BYTES[operands]
     y, x = _edge(tile.y, hints["y"]), _edge(tile.x, hints["x"])
     r = _edge(tile.r // 2 if operands == "tf32" else tile.r, hints["r0_"])
-    room = _shared(device) // ((y + x) * r * size)
+    room = shared_bytes(device) // ((y + x) * r * size)
     if not room:
         return
     warps = tile.warps
@@ -149,7 +149,8 @@ def _edge(wanted: int, size: int) -> int:
     return max(min(wanted, pow2_down(size)), LEAST_BLOCK)
 
 
-def _shared(device: Device) -> int:
+def shared_bytes(device: Device) -> int:
+    """Return how much shared memory a program has at least."""
     if device.is_hip:
         return _SHARED_HIP
     return _SHARED.get(device.major or 0, _SHARED_UNKNOWN)
