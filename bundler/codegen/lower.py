@@ -180,7 +180,7 @@ def lower_graph(
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
         deterministic: let no kernel write in an order that is open, as after
             `torch.use_deterministic_algorithms(True)`.
-        templates: whether products of matrices become kernels.
+        templates: whether products of matrices and attention become kernels.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph

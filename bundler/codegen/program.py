@@ -58,7 +58,7 @@ class GenerateOptions:
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
         templates: which operators of torch that a called library computes become kernels: `none`,
-            or `all`: products of matrices do, and a program that would still call some operator is
+            or `all`: products of matrices and attention do, and a program that would still call some operator is
             refused.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.

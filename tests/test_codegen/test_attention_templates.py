@@ -48,6 +48,7 @@ def test_any_shape_any_strides_any_mask(interpreted):
         "changing_sizes",
         "decoding",
         "logarithms",
+        "measured",
         "modules",
         "what_is_no_number",
     )

@@ -299,7 +299,8 @@ def _loop(
         ],
         space.ranges,
     )
-    mask, place = (), ()
+    mask: tuple[Term, ...] = ()
+    place: tuple[Term, ...] = ()
     if problem.mask is not None:
         mask = builder.loads([space.of_mask(problem.mask)], space.ranges)
     if parts is None:
