@@ -59,7 +59,7 @@ SHAPES = (
 )
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     """A program of one attention, its inputs, and what launches each kernel of it."""
 
     program: Any
@@ -101,7 +101,7 @@ def _mean(ratios: list[float]) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
-def problem(shape: Shape, dtype: str, device: str) -> Problem:
+def problem(shape: Shape, dtype: str, device: str) -> AttentionProblem:
     """Return the program of a shape."""
     import torch
 
@@ -131,7 +131,7 @@ def problem(shape: Shape, dtype: str, device: str) -> Problem:
         for step in program.plan.steps
         if isinstance(step, Launch)
     ]
-    return Problem(program, inputs, launches)
+    return AttentionProblem(program, inputs, launches)
 
 
 def _function(shape: Shape, query: Any, key: Any, value: Any) -> Any:
@@ -142,7 +142,7 @@ def _function(shape: Shape, query: Any, key: Any, value: Any) -> Any:
     )
 
 
-def off(found: Problem, shape: Shape, dtype: str) -> float:
+def off(found: AttentionProblem, shape: Shape, dtype: str) -> float:
     """Return by how much a program is off float64 where it is most, 1 for as much as it may be."""
     import torch
 
@@ -190,7 +190,7 @@ def measured(shape: Shape, dtype: str) -> dict[str, Any]:
     }
 
 
-def _theirs(name: str, shape: Shape, found: Problem, clock: Any) -> float | None:
+def _theirs(name: str, shape: Shape, found: AttentionProblem, clock: Any) -> float | None:
     """Return the time of a backend of torch's; None where it has nothing for the shape."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -11,7 +11,7 @@ results; `operator_lowerings` calls them where the graph is lowered with templat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import sympy
@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
     splits: int
 
 
-class _Problem(NamedTuple):
+class _AttentionOperands(NamedTuple):
     """Attention of tensors that have the result's batch, whatever they share."""
 
     query: LazyTensor
@@ -72,7 +72,7 @@ def _attention(builder: GraphBuilder, call: OperatorCall) -> Lowered:
             " the logarithms of sums alone"
         )
     problem = _problem(builder, call)
-    if numel(problem.key.sizes[-2:]) == 0 or numel(call.sizes) == 0:
+    if problem.key.sizes[-2] == 0 or numel(call.sizes) == 0:
         if logarithms:
             raise call.refusal("no key, and something reads the logarithms of sums")
         zero = builder.pool.constant(0, call.dtype)
@@ -90,7 +90,7 @@ def _attention(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     return (_loop(builder, call, problem, shape), *[None] * (len(call.results) - 1))
 
 
-def _problem(builder: GraphBuilder, call: OperatorCall) -> _Problem:
+def _problem(builder: GraphBuilder, call: OperatorCall) -> _AttentionOperands:
     """Return what a call computes; raises where no kernel does."""
     given = call.arguments
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -101,18 +101,16 @@ def _problem(builder: GraphBuilder, call: OperatorCall) -> _Problem:
     if len(dtypes) != 1 or not dtypes <= _MATRIX_UNITS:
         raise call.refusal(f"attention of {', '.join(sorted(dtypes))}")
     heads = (query.sizes[-1], value.sizes[-1])
-    if not all(size.is_Integer and size <= LARGEST_HEAD for size in heads):
+    if not all(size.is_Integer and 0 < size <= LARGEST_HEAD for size in heads):
         raise call.refusal(
-            f"heads of {' and '.join(map(str, heads))} elements: expected at most {LARGEST_HEAD},"
+            f"heads of {' and '.join(map(str, heads))} elements: expected 1 to {LARGEST_HEAD},"
             " the same in each call"
         )
     scale = given.get("scale")
     if scale is None:
-        scale = 1 / math.sqrt(int(heads[0])) if heads[0] else 1.0
-    if isinstance(scale, sympy.Basic):
-        if not scale.is_number:
-            raise call.refusal("a scale that changes")
-        scale = float(scale)
+        scale = 1 / math.sqrt(int(heads[0]))
+    if sympy.sympify(scale).is_finite is not True or not sympy.sympify(scale).is_number:
+        raise call.refusal(f"a scale of {scale}: expected a finite number, the same in each call")
     if mask is not None and data_type(mask.dtype).kind not in {NumberKind.BOOL, NumberKind.FLOAT}:
         raise call.refusal(f"a mask of {mask.dtype}")
     causal = bool(given.get("is_causal", False))
@@ -120,25 +118,28 @@ def _problem(builder: GraphBuilder, call: OperatorCall) -> _Problem:
         raise call.refusal("both a mask and a causal one")
     batch = call.sizes[:-2]
     rows_and_keys = (*batch, query.sizes[-2], key.sizes[-2])
-    return _Problem(
-        _batched(builder, query, batch),
-        _batched(builder, key, batch),
-        _batched(builder, value, batch),
+    return _AttentionOperands(
+        _batched(builder, call, query),
+        _batched(builder, call, key),
+        _batched(builder, call, value),
         None if mask is None else _repeated(builder, mask, rows_and_keys),
         causal,
         float(scale),
     )
 
 
-def _batched(builder: GraphBuilder, tensor: LazyTensor, batch: Sequence[sympy.Expr]) -> LazyTensor:
-    """Return a tensor with a batch: repeated, or, of heads that several of the batch share, each as
-    often as there are such.
+def _batched(builder: GraphBuilder, call: OperatorCall, tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor with the result's batch: repeated, or, of heads that several of the batch
+    share, each as often as there are such.
     """
+    batch = call.sizes[:-2]
     sizes = (*batch, *tensor.sizes[-2:])
     if len(tensor.sizes) != len(sizes) or not batch or tensor.sizes[-3] in {1, batch[-1]}:
         return _repeated(builder, tensor, sizes)
-    _keep_in_memory(builder, tensor)
     shared, head = sympy.cancel(batch[-1] / tensor.sizes[-3]), len(batch) - 1
+    if not shared.is_Integer:
+        raise call.refusal(f"{batch[-1]} heads that share {tensor.sizes[-3]}: how many changes")
+    _keep_in_memory(builder, tensor)
 
     def reindex(at: Indices) -> Indices:
         return (*at[:head], FloorDiv(at[head], shared), *at[head + 1 :])
@@ -164,7 +165,7 @@ def _keep_in_memory(builder: GraphBuilder, tensor: LazyTensor) -> None:
 
 
 def _laid_out(
-    builder: GraphBuilder, problem: _Problem, call: OperatorCall, *, split: bool
+    builder: GraphBuilder, problem: _AttentionOperands, call: OperatorCall, *, split: bool
 ) -> _Shape:
     """Return how many programs share what.
 
@@ -185,7 +186,9 @@ def _laid_out(
     return _Shape(batch, group, pow2_down(parts) if parts > 1 else 1)
 
 
-def _sharing(builder: GraphBuilder, problem: _Problem, batch: tuple[sympy.Expr, ...]) -> int:
+def _sharing(
+    builder: GraphBuilder, problem: _AttentionOperands, batch: tuple[sympy.Expr, ...]
+) -> int:
     """Return how many neighbours of the last dimension of the batch read the same keys and
     values.
     """
@@ -212,7 +215,7 @@ class _Space:
     of heads, row and column; and those that are summed up, key and element.
     """
 
-    def __init__(self, shape: _Shape, problem: _Problem) -> None:
+    def __init__(self, shape: _Shape, problem: _AttentionOperands) -> None:
         batch, group = shape.batch, sympy.Integer(shape.group)
         heads = (*batch[:-1], sympy.cancel(batch[-1] / group)) if batch else ()
         rows, length = problem.query.sizes[-2:]
@@ -285,7 +288,7 @@ class _Parts:
 def _loop(
     builder: GraphBuilder,
     call: OperatorCall,
-    problem: _Problem,
+    problem: _AttentionOperands,
     shape: _Shape,
     parts: _Parts | None = None,
 ) -> LazyTensor:
@@ -335,7 +338,7 @@ def _loop(
 
 
 def _with_logarithms(
-    builder: GraphBuilder, call: OperatorCall, problem: _Problem, shape: _Shape
+    builder: GraphBuilder, call: OperatorCall, problem: _AttentionOperands, shape: _Shape
 ) -> Lowered:
     """Return the result, and the natural logarithms of the sums of its rows."""
     parts, pool = _Parts(builder, call, shape), builder.pool
@@ -358,7 +361,7 @@ def _with_logarithms(
 
 
 def _added_up(
-    builder: GraphBuilder, call: OperatorCall, problem: _Problem, shape: _Shape
+    builder: GraphBuilder, call: OperatorCall, problem: _AttentionOperands, shape: _Shape
 ) -> LazyTensor:
     """Return the result of all parts of the keys: each part's, weighted by its share of the sum."""
     parts, pool = _Parts(builder, call, shape), builder.pool

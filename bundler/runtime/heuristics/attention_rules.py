@@ -33,7 +33,7 @@ _MOST = 6
 _BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 
-class _Tile(NamedTuple):
+class _AttentionTile(NamedTuple):
     """A tile: queries, keys; warps, stages; and its speed beside that of the fastest one, where
     programs fill the device.
     """
@@ -46,61 +46,73 @@ class _Tile(NamedTuple):
 
 
 # Of few queries, whatever the head: decoding.
-_FEW = (_Tile(16, 64, 4, 3, 0.2), _Tile(16, 128, 4, 2, 0.19), _Tile(16, 32, 2, 4, 0.15))
+_FEW = (
+    _AttentionTile(16, 64, 4, 3, 0.2),
+    _AttentionTile(16, 128, 4, 2, 0.19),
+    _AttentionTile(16, 32, 2, 4, 0.15),
+)
 # The largest head -> tiles, for operands of two bytes.
 _UNITS = {
     64: (
-        _Tile(128, 128, 4, 3, 1.0),
-        _Tile(128, 64, 4, 3, 0.97),
-        _Tile(128, 128, 8, 3, 0.9),
-        _Tile(64, 64, 4, 3, 0.75),
-        _Tile(32, 64, 4, 3, 0.4),
+        _AttentionTile(128, 128, 4, 3, 1.0),
+        _AttentionTile(128, 64, 4, 3, 0.97),
+        _AttentionTile(128, 128, 8, 3, 0.9),
+        _AttentionTile(64, 64, 4, 3, 0.75),
+        _AttentionTile(32, 64, 4, 3, 0.4),
         *_FEW,
     ),
     128: (
-        _Tile(128, 64, 8, 3, 1.0),
-        _Tile(128, 128, 8, 2, 0.99),
-        _Tile(128, 64, 4, 3, 0.95),
-        _Tile(64, 64, 4, 3, 0.7),
-        _Tile(32, 64, 4, 3, 0.4),
+        _AttentionTile(128, 64, 8, 3, 1.0),
+        _AttentionTile(128, 128, 8, 2, 0.99),
+        _AttentionTile(128, 64, 4, 3, 0.95),
+        _AttentionTile(64, 64, 4, 3, 0.7),
+        _AttentionTile(32, 64, 4, 3, 0.4),
         *_FEW,
     ),
     256: (
-        _Tile(128, 64, 8, 2, 1.0),
-        _Tile(64, 64, 8, 2, 0.75),
-        _Tile(64, 32, 4, 3, 0.7),
-        _Tile(32, 64, 4, 2, 0.4),
+        _AttentionTile(128, 64, 8, 2, 1.0),
+        _AttentionTile(64, 64, 8, 2, 0.75),
+        _AttentionTile(64, 32, 4, 3, 0.7),
+        _AttentionTile(32, 64, 4, 2, 0.4),
         *_FEW,
     ),
 }
 # For operands of four bytes, which take twice the room.
 _WIDE = {
     64: (
-        _Tile(128, 32, 4, 3, 1.0),
-        _Tile(64, 64, 4, 2, 0.9),
-        _Tile(64, 32, 4, 3, 0.8),
-        _Tile(32, 32, 4, 3, 0.5),
+        _AttentionTile(128, 32, 4, 3, 1.0),
+        _AttentionTile(64, 64, 4, 2, 0.9),
+        _AttentionTile(64, 32, 4, 3, 0.8),
+        _AttentionTile(32, 32, 4, 3, 0.5),
         *_FEW,
     ),
     128: (
-        _Tile(128, 32, 8, 2, 1.0),
-        _Tile(64, 32, 4, 2, 0.9),
-        _Tile(32, 32, 4, 2, 0.5),
+        _AttentionTile(128, 32, 8, 2, 1.0),
+        _AttentionTile(64, 32, 4, 2, 0.9),
+        _AttentionTile(32, 32, 4, 2, 0.5),
         *_FEW,
     ),
     256: (
-        _Tile(64, 32, 8, 1, 1.0),
-        _Tile(32, 32, 4, 2, 0.7),
-        _Tile(32, 16, 4, 2, 0.6),
-        _Tile(16, 32, 4, 2, 0.3),
-        _Tile(16, 16, 4, 2, 0.2),
+        _AttentionTile(64, 32, 8, 1, 1.0),
+        _AttentionTile(32, 32, 4, 2, 0.7),
+        _AttentionTile(32, 16, 4, 2, 0.6),
+        _AttentionTile(16, 32, 4, 2, 0.3),
+        _AttentionTile(16, 16, 4, 2, 0.2),
     ),
 }
 # Of float32 without matrix units, each thread multiplies by itself: larger tiles are long texts.
 _PLAIN = {
-    64: (_Tile(64, 32, 8, 2, 1.0), _Tile(32, 32, 4, 2, 0.8), _Tile(16, 32, 4, 2, 0.5)),
-    128: (_Tile(32, 32, 8, 2, 1.0), _Tile(32, 16, 4, 2, 0.9), _Tile(16, 32, 4, 2, 0.7)),
-    256: (_Tile(32, 16, 8, 2, 1.0), _Tile(16, 16, 4, 2, 0.8)),
+    64: (
+        _AttentionTile(64, 32, 8, 2, 1.0),
+        _AttentionTile(32, 32, 4, 2, 0.8),
+        _AttentionTile(16, 32, 4, 2, 0.5),
+    ),
+    128: (
+        _AttentionTile(32, 32, 8, 2, 1.0),
+        _AttentionTile(32, 16, 4, 2, 0.9),
+        _AttentionTile(16, 32, 4, 2, 0.7),
+    ),
+    256: (_AttentionTile(32, 16, 8, 2, 1.0), _AttentionTile(16, 16, 4, 2, 0.8)),
 }
 _TABLES = {"fp16": _UNITS, "bf16": _UNITS, "tf32": _WIDE, "fp32": _PLAIN}
 
@@ -136,7 +148,7 @@ def attention_configs(hints: SizeHints, setting: Setting, *, operands: Operands)
     return configs if setting.policy.max_autotune else configs[:_MOST]
 
 
-def _cost(tile: _Tile, hints: SizeHints, device: Device) -> float:
+def _cost(tile: _AttentionTile, hints: SizeHints, device: Device) -> float:
     """Return how long a tile takes, in an unknown unit: waves of programs, each as long as its
     queries.
     """
@@ -145,7 +157,7 @@ def _cost(tile: _Tile, hints: SizeHints, device: Device) -> float:
 
 
 def _fitted(
-    tile: _Tile, hints: SizeHints, setting: Setting, operands: Operands
+    tile: _AttentionTile, hints: SizeHints, setting: Setting, operands: Operands
 ) -> Iterator[Config]:
     """Yield a tile as a candidate, no longer than the sizes, with as many stages as fit."""
     device, size = setting.device, _BYTES[operands]
