@@ -4,6 +4,11 @@ is refused, builds.
 """
 
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +23,7 @@ from bundler.runtime.program.program_summary import summary_of  # noqa: E402
 attend = torch.nn.functional.scaled_dot_product_attention
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+HERE = Path(__file__).resolve().parent
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 
@@ -187,16 +193,47 @@ def test_wide_indices_are_wide_everywhere():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head", [64, 80, 256])
+@pytest.mark.parametrize(
+    ("dtype", "head"), [("float32", 80), ("float16", 80), ("bfloat16", 64), ("bfloat16", 256)]
+)
 def test_attention_compiles_for_both_makers(dtype, head, tmp_path):
     """Ahead of time, without a GPU: causal, with a mask, and in parts."""
-    mask = torch.zeros(100, 300, dtype=torch.bool)
 
-    def function(q, k):
+    def function(q, k, mask):
         return attend(q, k, k, is_causal=True), attend(q, k, k, mask), attend(q[:, :, :1], k, k)
 
-    given = [full(1, 2, 100, head, dtype=dtype), full(1, 2, 300, head, dtype=dtype)]
+    kind = getattr(torch, dtype)
+    given = [full(1, 2, 100, head, dtype=kind), full(1, 2, 300, head, dtype=kind)]
+    given.append(full(100, 300, dtype=torch.bool))
     program = generated(function, *given, sources=str(tmp_path))
     bundle = program.build(TARGETS)
     assert len(bundle.kernels) == len(TARGETS) * len(program.kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_a_bundle_of_attention_is_launched_without_torch_and_triton(backend, tmp_path):
+    """On a driver without a GPU: keys in parts, and what adds them up."""
+
+    def function(a, b):
+        keys = a.view(1, 1, 384, 8)
+        return attend(b.view(1, 384, 1, 8)[:, :2], keys, keys, enable_gqa=True)
+
+    given = [full(48, 64, dtype=torch.float32), full(64, 48, dtype=torch.float32)]
+    program = generated(function, *given, sources=str(tmp_path / "sources"))
+    program.build(("cuda:90", "hip:gfx942")).save(tmp_path / "program.tbundle")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "TORCH"))}
+    command = [sys.executable, "-P", str(HERE / "replay_worker.py")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "program.tbundle"), backend],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["imported"] == []
+    assert [one["kernel"] for one in report["launches"]] == launches(program)
+    # Both heads are rows of one block, for each of two parts.
+    assert report["launches"][0]["grid"] == [2, 1, 1]
