@@ -271,9 +271,10 @@ class _Parts:
             place = place * size + index
         return (place * self._shape.splits + split) * self._rows + row
 
-    def of_result(self, batch: Indices, split: sympy.Expr, *inner: sympy.Expr) -> sympy.Expr:
+    def of_result(
+        self, batch: Indices, split: sympy.Expr, row: sympy.Expr, column: sympy.Expr
+    ) -> sympy.Expr:
         """Return where an element of a part's result is."""
-        row, column = inner
         return sympy.expand(self._row_of(batch, split, row) * self._columns + column)
 
     def of_logarithm(self, batch: Indices, split: sympy.Expr, row: sympy.Expr) -> sympy.Expr:

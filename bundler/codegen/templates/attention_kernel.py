@@ -39,10 +39,10 @@ from bundler.codegen.templates.attention_text import (
     HEAD_ROW,
     KEY_COLUMN,
     KEY_ROW,
+    ROW_LOGARITHM,
     Attention,
     Blocks,
     head,
-    row_logarithms,
     weighted_sum,
 )
 from bundler.runtime.heuristics.attention_rules import LARGEST_BLOCKS, LEAST_BLOCK
@@ -266,7 +266,7 @@ class _AttentionBody(BodyWriter):
         mask = "None" if "y" in self._shape.constant_masks else "ymask"
         pointer = self.arguments.write(item.loop.buffer)
         self.num_store += 1
-        self._outer.stores.append(f"tl.store({pointer} + ({address}), {row_logarithms()}, {mask})")
+        self._outer.stores.append(f"tl.store({pointer} + ({address}), {ROW_LOGARITHM}, {mask})")
 
 
 def _block(length: sympy.Expr) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of attention, as templates of lines: `head`, `weighted_sum` and `row_logarithms`.
+"""The text of attention, as templates of lines: `head` and `weighted_sum`.
 
 A program has a block of queries (y) of one head of the batch (z), and all columns of the result
 (x). It runs through blocks of keys (r0_), and keeps of each row the largest score so far, the sum
@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ACCUMULATOR = "accumulator"
+#: The logarithm, to the base 2, of each row's sum of powers.
+ROW_LOGARITHM = "top + tl.log2(total)"
 #: Where a load is along queries' and keys' elements, and along keys: across its columns, its rows.
 HEAD_ROW, HEAD_COLUMN, KEY_ROW, KEY_COLUMN = "r1_row", "r1_column", "r0_row", "r0_column"
 #: log2(e): what makes powers of 2 of those of e.
@@ -69,7 +71,6 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
 """
 # A row that sees no key is 0, as torch has it.
 _END = "accumulator = accumulator / tl.where(total == 0.0, 1.0, total)\n"
-_LOGARITHM = "top + tl.log2(total)"
 # What `tl.dot` is told of float32; it is tf32 where the device has that, else float32.
 _PRECISIONS = {"": "", "ieee": ", input_precision='ieee'", "tf32": ", allow_tf32=True"}
 
@@ -139,11 +140,6 @@ def weighted_sum(given: Attention) -> list[str]:
     else:
         text += _blocks(given, given.full, "first", "last", "")
     return (text + _END).splitlines()
-
-
-def row_logarithms() -> str:
-    """Return the text of the logarithm, to the base 2, of each row's sum of powers."""
-    return _LOGARITHM
 
 
 def _seen(given: Attention) -> str:
