@@ -124,6 +124,7 @@ def test_what_shares_a_kernel_with_attention(function, kernels, why):
     ("function", "words"),
     [
         (lambda q: attend(q, q, q, dropout_p=0.1), "dropout"),
+        (lambda q: attend(q, q, q, scale=float("inf")), "a finite number"),
         (lambda q: flash(q, q, q)[6], "random state"),
         (lambda q: efficient(q, q, q, None, True)[1], "logarithms of sums have other sizes"),
         (
