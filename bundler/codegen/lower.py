@@ -181,7 +181,7 @@ def lower_graph(
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
         deterministic: let no kernel write in an order that is open, as after
             `torch.use_deterministic_algorithms(True)`.
-        templates: whether products of matrices become kernels.
+        templates: whether products of matrices and attention become kernels.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
@@ -757,6 +757,7 @@ class _Reader:
             _origins(node),
             view=any(result.alias_info is not None for result in schema.returns),
             refused=self._host.refusal(results, positional, keywords),
+            read=frozenset({0}) if single else _results_read(node),
             place=self._place(node),
         )
 
@@ -1053,6 +1054,11 @@ def _example(argument: Any) -> Any:
     value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
     kinds = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
     return kinds.get(type(value), value)
+
+
+def _results_read(node: fx.Node) -> frozenset[int]:
+    """Return the numbers of the results of a node that something reads."""
+    return frozenset(user.args[1] for user in node.users if user.target is operator.getitem)
 
 
 def _origins(node: fx.Node) -> frozenset[str]:

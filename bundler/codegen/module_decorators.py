@@ -78,14 +78,14 @@ def heuristic(
     """Say what is known of a generated kernel.
 
     Args:
-        kind: `pointwise`, `reduction`, `persistent_reduction` or `product`.
+        kind: `pointwise`, `reduction`, `persistent_reduction`, `product` or `attention`.
         size_hints: prefix of a dimension -> power of two.
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
         min_elem_per_thread, add_persistent_rblock, one_element_per_thread, rsplit_size,
             allow_multi_stages, tma_min_blocks: as `Facts` has them.
-        operands: what a product multiplies.
+        operands: what a product or attention multiplies.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -160,7 +160,7 @@ class ModuleKernel:
         facts: what is known of it.
         triton_meta, inductor_meta: as its module has them.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        operands: what a product multiplies.
+        operands: what a product or attention multiplies.
         parts: of a combination, what is known of each.
     """
 
@@ -247,8 +247,8 @@ class ModuleKernel:
             hint = TileHint[self.tile_hint or "DEFAULT"]
             return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
         if self.operands is not None:
-            product = heuristics.product
-            return product(self.size_hints, setting, operands=self.operands, **launch)(self.fn)
+            template = heuristics.attention if self.kind == "attention" else heuristics.product
+            return template(self.size_hints, setting, operands=self.operands, **launch)(self.fn)
         decorator = (
             heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
         )

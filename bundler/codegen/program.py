@@ -58,8 +58,8 @@ class GenerateOptions:
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
         templates: which operators of torch that a called library computes become kernels: `none`,
-            or `all`: products of matrices do, convolutions of patches among them, and a program that
-            would still call some operator is refused.
+            or `all`: products of matrices do, convolutions of patches among them, and attention,
+            and a program that would still call some operator is refused.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
@@ -382,14 +382,20 @@ def generate(
     tracing = importlib.import_module("bundler.codegen.trace")
     if not tracing.is_exported(function):
         check_call(function, example_inputs)
+    options = options or GenerateOptions()
     try:
-        traced = tracing.trace(function, example_inputs, dynamic=dynamic, device=device)
+        traced = tracing.trace(
+            function,
+            example_inputs,
+            dynamic=dynamic,
+            device=device,
+            templates=options.templates == "all",
+        )
     except Exception as error:
         refusal = untraceable(error)
         if refusal is None:
             raise
         raise refusal from error
-    options = options or GenerateOptions()
     if not options.name:
         options = replace(options, name=_name_of(function))
     program = program_of_graph(traced, options)

@@ -47,12 +47,13 @@ from bundler.codegen.loops.loop_nodes import (
     numel,
 )
 from bundler.codegen.loops.loop_order import normalized
-from bundler.codegen.loops.loop_terms import loads_of
+from bundler.codegen.loops.loop_terms import ATTENTION, loads_of
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.shared_rows import can_share, shareable
 from bundler.codegen.loops.size_text import size_text
 from bundler.codegen.loops.softmax_pairs import with_softmax_pairs
 from bundler.codegen.loops.split_reductions import split
+from bundler.codegen.templates.attention_kernel import write_attention
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.codegen.templates.prologues import with_prologues
 from bundler.codegen.templates.split_products import split_products
@@ -515,7 +516,9 @@ def _order(name: str) -> tuple[int, str]:
 def _writer_of(group: LoopGroup) -> Callable[..., KernelText]:
     if group.parts:
         return write_combination
-    return write_kernel if group.product is None else write_product
+    if group.product is None:
+        return write_kernel
+    return write_attention if group.product.kind == ATTENTION else write_product
 
 
 def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:

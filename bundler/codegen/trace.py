@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import string_at
 from functools import partial
 from operator import attrgetter
@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from bundler.codegen.attention_operator import attention_kept_whole
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.device_tracing import tracing_for
 from bundler.errors import ConfigError, UnsupportedOperator
@@ -90,6 +91,7 @@ def trace(
     *,
     dynamic: bool = False,
     device: str | None = None,
+    templates: bool = False,
 ) -> fx.GraphModule:
     """Return the functional graph of a call.
 
@@ -100,6 +102,7 @@ def trace(
         dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
         device: that the graph is for, which need not be here: see `device_tracing`.  None takes
             that of the example.
+        templates: keep attention whole where a kernel is made of it.
 
     Raises:
         UnsupportedOperator: an operator that cannot be traced so, as one whose sizes follow from
@@ -119,8 +122,9 @@ def trace(
 
     examples = _apart(example_inputs)
     if device is not None:
-        return _traced_for(function, examples, device, dynamic=dynamic)
-    traced = _traced(function, examples, "symbolic" if dynamic else "fake")
+        return _traced_for(function, examples, device, dynamic=dynamic, templates=templates)
+    mode = "symbolic" if dynamic else "fake"
+    traced = _traced(function, examples, mode, templates=templates)
     names = _module_names(function)
     held = {str(node.target) for node in traced.graph.nodes if node.op == "get_attr"}
     found = {place: names.get(id(attrgetter(place)(traced)), ()) for place in held}
@@ -191,7 +195,7 @@ def _another(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _traced_for(
-    function: Any, example_inputs: Sequence[Any], device: str, *, dynamic: bool
+    function: Any, example_inputs: Sequence[Any], device: str, *, dynamic: bool, templates: bool
 ) -> fx.GraphModule:
     """Return the graph for a device, in which the module's own tensors are constants again."""
     named: dict[str, torch.Tensor] = {}
@@ -204,7 +208,8 @@ def _traced_for(
             return torch.func.functional_call(function, given, tuple(inputs[len(named) :]))
 
     with tracing_for(device, dynamic=dynamic) as tracing:
-        traced = _traced(called, tracing.faked([*named.values(), *example_inputs]), "real")
+        given = tracing.faked([*named.values(), *example_inputs])
+        traced = _traced(called, given, "real", templates=templates)
     traced.meta[READ_NUMBERS] = {}  # fake tensors have none
     traced.meta[MODULE_NAMES] = {
         f"_tensor_of_module{number}": names[id(tensor)]
@@ -232,7 +237,10 @@ def _traced_for(
     return traced.to(tracing.device) if tracing.is_here else traced
 
 
-def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.GraphModule:
+def _traced(
+    function: Any, example_inputs: Sequence[Any], mode: str, *, templates: bool
+) -> fx.GraphModule:
+    kept = attention_kept_whole if templates else nullcontext
     returned: dict[int, InputView] = {}
     read: set[int] = set()
 
@@ -240,7 +248,7 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
     def called(*inputs: Any) -> Any:
         given = {_storage(x): n for n, x in enumerate(inputs) if _is_strided(x)}
         before = {n: _layout(inputs[n]) for n in given.values()}
-        with recorded_lines(), _without_jiterator(), _ChangesInPlace() as changes:
+        with recorded_lines(), _without_jiterator(), kept(), _ChangesInPlace() as changes:
             result = function(*inputs)
         read.update(changes.read)
         for place, leaf in enumerate(tree_leaves(result)):

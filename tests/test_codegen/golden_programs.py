@@ -4,6 +4,7 @@
 `python golden_programs.py` writes the texts anew, to be read before they are committed.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -63,6 +64,14 @@ PROGRAMS = {
         lambda x, w, b, p: F.conv2d(x, w, b, stride=4).flatten(2).transpose(1, 2) + p,
         (full(2, 3, 32, 32), full(64, 3, 4, 4), full(64), full(64, 64)),
     ),
+    "attention": (
+        partial(F.scaled_dot_product_attention, is_causal=True),
+        tuple(full(2, 4, 256, 80, dtype=torch.bfloat16) for _ in range(3)),
+    ),
+    "decoding": (
+        partial(F.scaled_dot_product_attention, enable_gqa=True),
+        (full(1, 8, 1, 64), *(full(1, 2, 1000, 64) for _ in range(2)), full(1, 1000)),
+    ),
     "lists": (
         lambda *given: torch._foreach_norm(given),
         (full(3000), full(40), full(5, 8), full(40)),
@@ -74,8 +83,11 @@ TILES = {
     "tiles_of_rows": (lambda a: a - a.amax(1, keepdim=True), (full(10, 44),)),
     "tiles_of_long_rows": (lambda a: a[:, 8:].argmax(1), (full(10, 4408),)),
 }
-# Whose products are kernels.
-TEMPLATES = {"linear_gate", "scores", "quantized", "decode", "scaled", "patches"}
+# Whose products and attention are kernels.
+TEMPLATES = {
+    *("attention", "decoding", "linear_gate", "scores"),
+    *("quantized", "decode", "scaled", "patches"),
+}
 # Whose sizes change from call to call.
 CHANGING = {"changing_softmax"}
 

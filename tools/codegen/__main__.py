@@ -11,6 +11,7 @@ from tools.shared import programs
 
 PROGRAMS = (
     "counts",
+    "attentions",
     "bench",
     "graph-calls",
     "graph-keys",

@@ -72,7 +72,7 @@ class KernelText:
     """A kernel without its name.
 
     Attributes:
-        kind: `pointwise`, `reduction`, `persistent_reduction` or `product`.
+        kind: `pointwise`, `reduction`, `persistent_reduction`, `product` or `attention`.
         dimensions: (prefix, numel), as the signature has them.
         parameters: what a launch passes, in order.
         blocks: constexpr parameters behind them.
@@ -295,7 +295,7 @@ def has_two_forms(text: KernelText) -> bool:
     """Whether a kernel could as well hold its rows whole as loop over them, so that a measurement
     may tell.
     """
-    if text.kind == "product":
+    if text.kind in {"product", "attention"}:
         return False
     row = next((size for prefix, size in text.dimensions if prefix.startswith("r")), None)
     limit = _longest_held(text.reduction_hint) * _MEASURED_ROWS

@@ -25,6 +25,7 @@ _CATEGORIES = {
     "reduction": "red",
     "persistent_reduction": "per",
     "product": "mm",
+    "attention": "att",
 }
 _WITH_ROWS = frozenset({"reduction", "persistent_reduction"})
 _GRIDS = {
@@ -258,7 +259,7 @@ def _is_one(parameter: KernelParameter) -> bool:
 def _grid_type(text: KernelText) -> str:
     if text.parts:
         return _COMBINED
-    if text.kind == "product":
+    if text.kind in {"product", "attention"}:
         return PRODUCT_GRID
     if "rsplit_size" in text.facts:
         return "MixOrderReductionGrid"

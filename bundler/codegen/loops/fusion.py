@@ -26,7 +26,7 @@ from bundler.codegen.loops.loop_nodes import (
     Node,
     numel,
 )
-from bundler.codegen.loops.loop_terms import SORT
+from bundler.codegen.loops.loop_terms import ATTENTION, SORT
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.format.cached_properties import cached_property
 
@@ -65,7 +65,7 @@ class LoopGroup:
 
     @property
     def product(self) -> Loop | None:
-        """The product of matrices among the loops, of which a kernel has one at most."""
+        """The product of matrices, or attention, among the loops; a kernel has one at most."""
         return next((loop for loop in self.loops if loop.is_product), None)
 
     @cached_property
@@ -88,6 +88,9 @@ def fused(
 
 def dimensions_of(loop: Loop) -> _Dimensions:
     """Return the dimensions of a kernel of this loop alone."""
+    if loop.kind == ATTENTION:
+        batch, rows = (numel(part) for part in (loop.sizes[:-3], loop.sizes[-3:-1]))
+        return ("z", batch), ("y", rows), ("x", loop.sizes[-1])
     if loop.is_product:
         return tuple(zip("zyx"[-len(loop.sizes) :], loop.sizes, strict=True))
     outer = ("x", numel(loop.sizes))

@@ -360,6 +360,19 @@ class GraphBuilder:
         )
         return self._of_buffer(name, origins)
 
+    def loads(
+        self,
+        elements: Sequence[tuple[LazyTensor, Sequence[sympy.Expr]]],
+        ranges: dict[sympy.Symbol, sympy.Expr],
+    ) -> tuple[Term, ...]:
+        """Return the loads of elements of tensors that are in memory, in copies if need be."""
+        return tuple(self._element_in_memory(one, tuple(at), ranges) for one, at in elements)
+
+    def filled_by(self, loop: Loop) -> LazyTensor:
+        """Add a loop, and return the new buffer that it fills."""
+        self.nodes.append(loop)
+        return self._of_buffer(loop.buffer, loop.origins)
+
     def _element_in_memory(
         self, tensor: LazyTensor, indices: Indices, ranges: dict[sympy.Symbol, sympy.Expr]
     ) -> Term:

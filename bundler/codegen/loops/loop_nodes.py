@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.loops.loop_terms import PRODUCT, Load, Term, loads_of
+from bundler.codegen.loops.loop_terms import TEMPLATES, Load, Term, loads_of
 from bundler.format.cached_properties import cached_property
 
 POINTWISE = "pointwise"
@@ -134,7 +134,8 @@ class Loop:
         value: the body.
         kind: `pointwise`, one of `REDUCTIONS`, or one of `ALONG_ROWS`: then the value is such a
             term, and `index` is over the reduced variables too. `product`: the value is such a
-            term; variables are batch, if there is one, row and column.
+            term; variables are batch, if there is one, row and column. `attention`: so too; the
+            last three are heads that share keys, row and column, all others are the batch.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
         mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
@@ -170,12 +171,12 @@ class Loop:
         """Whether it goes through rows: it reduces them, or its elements are made of several of
         their row.
         """
-        return self.kind not in {POINTWISE, PRODUCT}
+        return self.kind != POINTWISE and not self.is_product
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a product of matrices, which has a kernel of its own kind."""
-        return self.kind == PRODUCT
+        """Whether it is a product of matrices, or attention: its kernel is a template."""
+        return self.kind in TEMPLATES
 
     @property
     def roots(self) -> tuple[Term, ...]:

@@ -20,6 +20,10 @@ computed of it is computed once::
     product        arguments: an element of each matrix, loaded or computed of loads, details
                    (precision,): the sum of their products along the reduced variable of the loop,
                    `ieee` or `tf32`; of 8-bit floats `fast` where the sum may be rounded more often
+    attention      arguments: the loads of an element of a query, a key and a value, where there is
+                   one, where a row's logarithm is stored, then a mask, if there is one; details
+                   `AttentionDetails`: the sum of values along the keys of a row, weighted by the
+                   softmax of their products with its query
     other names    an operator of `operation_text`; details are its options, (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.
@@ -30,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import sympy
 
@@ -40,11 +44,15 @@ from bundler.errors import UnsupportedOperator
 Argument = Union["Term", int, float, bool]
 # Buffer, index, and the symbols of the index that stand for values.
 Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
-SCAN, SORT, PRODUCT = "scan", "sort", "product"
+SCAN, SORT, PRODUCT, ATTENTION = "scan", "sort", "product", "attention"
 #: Operators whose value at an element is made of other elements of its row.
 ALONG_ROWS = frozenset({SCAN, SORT})
+#: Operators that a kernel has one of at most, whose text is a template.
+TEMPLATES = frozenset({PRODUCT, ATTENTION})
 STRUCTURAL = frozenset(
-    {"load", "index_expr", "constant", "masked", "check_bounds", "argument", PRODUCT, *ALONG_ROWS}
+    {"load", "index_expr", "constant", "masked", "check_bounds", "argument"}
+    | TEMPLATES
+    | ALONG_ROWS
 )
 
 
@@ -70,6 +78,27 @@ class Term:
     def terms(self) -> tuple[Term, ...]:
         """The arguments that are terms."""
         return tuple(argument for argument in self.arguments if isinstance(argument, Term))
+
+
+class AttentionDetails(NamedTuple):
+    """What an attention's term says beside its operands.
+
+    Attributes:
+        causal: whether a row sees no key behind its own number.
+        scale: of the scores, powers of 2.
+        precision: of products of float32, `ieee` or `tf32`.
+        splits: how many programs share the keys of a row; their results and the logarithms of
+            their rows are parts of one buffer, whatever reads them.
+        masked: whether there is a mask.
+        logarithms: whether the logarithm of each row's sum is stored.
+    """
+
+    causal: bool
+    scale: float
+    precision: str
+    splits: int
+    masked: bool
+    logarithms: bool
 
 
 @dataclass(frozen=True)

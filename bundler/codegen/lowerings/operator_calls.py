@@ -34,6 +34,7 @@ class OperatorCall:
         origins: names of the operators that the user wrote.
         view: whether its results may share memory with its arguments.
         refused: why it is called as it is, whatever kernels could do; empty where nothing says so.
+        read: numbers of the results that something reads.
         place: where it is given a tensor if it is called; None for where torch has the tensor lie.
     """
 
@@ -47,6 +48,7 @@ class OperatorCall:
     origins: frozenset[str]
     view: bool = False
     refused: str = ""
+    read: frozenset[int] = frozenset({0})
     place: Callable[[LazyTensor], Reference] | None = None
 
     @property

@@ -17,6 +17,7 @@ from bundler.codegen.kernels.operator_support import check_term, check_type
 from bundler.codegen.loops.lazy_tensors import GraphBuilder, LazyTensor, variables
 from bundler.codegen.loops.loop_nodes import Loop, numel
 from bundler.codegen.loops.loop_terms import Term, in_order
+from bundler.codegen.lowerings.attention_lowerings import ATTENTIONS
 from bundler.codegen.lowerings.indexing_lowerings import INDEXING
 from bundler.codegen.lowerings.masked_lowerings import MASKED
 from bundler.codegen.lowerings.operator_calls import OperatorCall
@@ -35,7 +36,9 @@ from bundler.errors import UnsupportedOperator
 
 #: Namespace of the operators that take more than tensors and numbers; none is called by name.
 HIGHER_ORDER = "higher_order"
+_NAMESPACES = frozenset({"aten", "prims", "triton_bundler", HIGHER_ORDER})
 Lowered = tuple[LazyTensor | None, ...]
+_WITH_SEVERAL = (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, MASKED, RANDOM, POOLS)
 _SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 
 
@@ -109,7 +112,7 @@ def generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
 
 def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     name = call.operator
-    if call.namespace not in {"aten", "prims", HIGHER_ORDER}:
+    if call.namespace not in _NAMESPACES:
         raise call.refusal("it is no operator of ATen")
     for layout in call.results:
         if layout is not None:
@@ -121,11 +124,11 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
             (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
         )
         return tuple(_named(call, tensor) for tensor in seen)
-    products = {} if builder.precision is None else PRODUCTS
+    products, attentions = (PRODUCTS, ATTENTIONS) if builder.precision is not None else ({}, {})
     for table in (POINTWISE, INDEXING, SCATTERING, products):
         if name in table:
             return (table[name](builder, call),)
-    for several in (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, MASKED, RANDOM, POOLS):
+    for several in (*_WITH_SEVERAL, attentions):
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)

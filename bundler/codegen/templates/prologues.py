@@ -73,7 +73,7 @@ class _Prologues:
         found: list[Node] = []
         gone: set[int] = set()
         for number, node in enumerate(self._nodes):
-            if not isinstance(node, Loop) or not node.is_product:
+            if not isinstance(node, Loop) or node.kind != PRODUCT:
                 found.append(node)
                 continue
             left, right = node.value.terms
@@ -181,7 +181,7 @@ class _Prologues:
 
 def _read_by(node: Node) -> list[str]:
     """Return the buffers that a node reads, a product's as often as it has operands there."""
-    if not isinstance(node, Loop) or not node.is_product:
+    if not isinstance(node, Loop) or node.kind != PRODUCT:
         return list(node.reads)
     return [name for name, _, _ in node.loads] + [
         load.details[0] for load in node.value.terms[:1] if load is node.value.terms[1]

@@ -21,7 +21,7 @@ from bundler.codegen.loops.loop_nodes import (
     TensorLayout,
     contiguous_strides,
 )
-from bundler.codegen.loops.loop_terms import substituted
+from bundler.codegen.loops.loop_terms import PRODUCT, substituted
 from bundler.runtime.heuristics.block_limits import ceil_div, pow2_down
 
 # The text is for any device, so it counts on one large one.
@@ -39,7 +39,7 @@ def split_products(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes with products that would leave most of a device idle in two steps."""
     found: list[Node] = []
     for node in nodes:
-        count = pieces_of(node) if isinstance(node, Loop) and node.is_product else 1
+        count = pieces_of(node) if isinstance(node, Loop) and node.kind == PRODUCT else 1
         found += _steps(builder, node, count) if isinstance(node, Loop) and count > 1 else [node]
     return found
 

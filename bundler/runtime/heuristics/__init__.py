@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bundler.runtime.tuning.heuristic_decorators import (
+        attention,
         combo,
         cooperative_reduction,
         fixed_config,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "attention",
     "combo",
     "cooperative_reduction",
     "fixed_config",

@@ -19,6 +19,7 @@ HeuristicKind = Literal[
     "reduction",
     "persistent_reduction",
     "product",
+    "attention",
     "split_scan",
     "template",
     "user_autotune",

@@ -172,7 +172,7 @@ def _cost(tile: _Tile, sizes: Mapping[str, int], device: Device, operands: Opera
     programs = z * ceil_div(y, tile.y) * ceil_div(x, tile.x)
     steps = ceil_div(r, tile.r)
     held = min(
-        _shared(device) // (tile.stages * (tile.y + tile.x) * tile.r * size),
+        shared_bytes(device) // (tile.stages * (tile.y + tile.x) * tile.r * size),
         _THREADS // (tile.warps * device.warp_size),
         _SUMS // (tile.y * tile.x),
     )
@@ -201,7 +201,7 @@ def _fitted(
         min(wanted, largest_block(axis, sizes[axis], operands))
         for axis, wanted in (("y", tile.y), ("x", tile.x), ("r0_", r))
     )
-    room = _shared(device) // ((y + x) * r * size)
+    room = shared_bytes(device) // ((y + x) * r * size)
     if not room:
         return
     warps, stages = tile.warps, min(tile.stages, room)
@@ -231,7 +231,8 @@ def _pace(device: Device) -> _Pace:
     return _PACE_HIP if device.is_hip else _PACES.get(device.major or 0, _PACE_UNKNOWN)
 
 
-def _shared(device: Device) -> int:
+def shared_bytes(device: Device) -> int:
+    """Return how much shared memory a program has at least."""
     if device.is_hip:
         return _SHARED_HIP
     return _SHARED.get(device.major or 0, _SHARED_UNKNOWN)

@@ -20,9 +20,11 @@ from bundler.runtime.configs import COUNTS, Config
 BLOCKS = ("XBLOCK", "YBLOCK", "ZBLOCK", "R0_BLOCK", "R1_BLOCK")
 FIELDS = (*BLOCKS, "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")
 # Kinds that are not refined: their configs are what a user or a template asked for.
-SKIPPED = frozenset({"template", "user_autotune", "fixed"})
+SKIPPED = frozenset({"template", "user_autotune", "fixed", "attention"})
 # Other blocks add in another order, which gives other numbers.
-SKIPPED_DETERMINISTIC = frozenset({"reduction", "persistent_reduction", "split_scan", "product"})
+SKIPPED_DETERMINISTIC = frozenset(
+    {"reduction", "persistent_reduction", "split_scan", "product", "attention"}
+)
 # In deterministic mode no measurement chooses among these configs at all; a user's kernel may be a
 # reduction.
 UNMEASURED_DETERMINISTIC = SKIPPED_DETERMINISTIC | {"user_autotune"}

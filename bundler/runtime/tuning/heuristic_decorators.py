@@ -27,6 +27,7 @@ from bundler.runtime.configs import (
     template_configs,
     user_configs,
 )
+from bundler.runtime.heuristics.attention_rules import attention_configs
 from bundler.runtime.heuristics.block_limits import pow2_up
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
 from bundler.runtime.heuristics.facts import (
@@ -128,6 +129,14 @@ def product(
     configs = product_configs(hints, setting, operands=operands)
     rounded = {axis: pow2_up(size) for axis, size in hints.items()}
     return _decorator("product", configs, setting, rounded, grid, launch)
+
+
+def attention(
+    hints: SizeHints, setting: Setting, *, operands: Operands, grid: GridLike, **launch: Any
+) -> Decorator:
+    """Give attention its candidates; arguments as `attention_configs` and `pointwise` have them."""
+    configs = attention_configs(hints, setting, operands=operands)
+    return _decorator("attention", configs, setting, hints, grid, launch)
 
 
 def mix_order_reduction(
