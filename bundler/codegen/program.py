@@ -23,6 +23,7 @@ from bundler.codegen.graph_errors import check_call, refusals, refuse_called, un
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
+from bundler.codegen.measured_fusion import FusionMeasurements
 from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
@@ -30,6 +31,7 @@ from bundler.compile.source_modules import source_module
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
+from bundler.lifecycle.tuning_directory import Pair, with_tunings
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
 from bundler.runtime.program.program_plan import KernelEntry, ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
@@ -119,6 +121,8 @@ class Program:
         comments: kernel -> for each launch the lines of a comment that says which nodes of the
             graph and lines of the user's program it computes; none where another process generated
             the program.
+        decisions: records of what was measured to decide which kernels there are; a build takes
+            them along.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -132,6 +136,7 @@ class Program:
     host_constants: frozenset[str] = frozenset()
     result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
     comments: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, repr=False)
+    decisions: tuple[Pair, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -164,7 +169,7 @@ class Program:
             ConfigError: a target is none, or a number of candidates.
         """
         buildable = Buildable(self.name, self.sources, self.modules, self.plan)
-        return emit_bundle(buildable, targets, workers, candidates)
+        return with_tunings(emit_bundle(buildable, targets, workers, candidates), self.decisions)
 
     def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is
@@ -386,6 +391,9 @@ def program_of_graph(
     # After torch.use_deterministic_algorithms(True) nothing is measured either, as in
     # TorchInductor.
     policy = ProgramPolicy(deterministic=True) if graph.builder.deterministic else options.policy
+    measured = None
+    if policy.measured_fusion:
+        measured = FusionMeasurements.here(graph.device, policy, options.sources)
     with refusals("the schedule"):
         built = schedule_program(
             graph,
@@ -393,6 +401,7 @@ def program_of_graph(
             asserted=options.assert_indices,
             upcast=options.upcast,
             modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
+            measurements=measured,
         )
     if options.templates == "all":
         refuse_called(built.plan, graph.fallbacks)
@@ -429,6 +438,7 @@ def program_of_graph(
         away,
         strides,
         comments,
+        () if measured is None else tuple(measured.records),
     )
 
 

@@ -2,7 +2,8 @@
 """`ProgramPolicy`: how the kernels of a program get their configurations.
 
 `GenerateOptions` has one, and torch.compile's modes and options make one.  It stands in the
-metadata of each kernel, by torch's names of its settings, so that it travels with the text.
+metadata of each kernel, by torch's names of its settings, so that it travels with the text; what
+decides which kernels there are does not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class ProgramPolicy:
             changed as long as it gets faster.
         multi_kernel: of a reduction whose row may be held whole or looped over, both are written,
             and the first call measures which one runs.
+        measured_fusion: loops share a kernel, and kernels a launch, only where both forms were
+            measured and the shared one is faster; where there is no such device, a record of
+            another process decides, else what saves memory traffic.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -38,6 +42,7 @@ class ProgramPolicy:
     max_autotune: bool = False
     coordinate_descent_tuning: bool = False
     multi_kernel: bool = False
+    measured_fusion: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -46,7 +51,7 @@ class ProgramPolicy:
         ]
         if wrong:
             raise ConfigError(f"policy: expected True or False, got {', '.join(wrong)}", got=wrong)
-        measured = [name for name in self.metadata if name != "deterministic"]
+        measured = [name for name, on in vars(self).items() if on and name != "deterministic"]
         if self.deterministic and measured:
             raise ConfigError(
                 f"policy: deterministic has no measurement decide, and {measured[0]} asks for one;"
@@ -61,8 +66,12 @@ class ProgramPolicy:
 
     @property
     def metadata(self) -> dict[str, bool]:
-        """What a kernel's metadata says of it: the settings that are on."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """What a kernel's metadata says of it: the settings that are on, but for what is decided
+        before there are kernels.
+        """
+        found = asdict(self)
+        del found["measured_fusion"]
+        return {name: value for name, value in found.items() if value}
 
     @property
     def candidates(self) -> Policy:

@@ -93,6 +93,7 @@ class KernelText:
         functions: texts of functions that the body calls.
         gigabytes: how much memory a launch moves, for the example's sizes.
         parts: the kernels that a combination runs side by side, each once; else none.
+        in_turn: whether the programs of a combination take its parts in turn.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class KernelText:
     functions: tuple[str, ...] = ()
     gigabytes: float = 0.0
     parts: tuple[KernelText, ...] = ()
+    in_turn: bool = False
 
     @property
     def grid_sizes(self) -> dict[str, sympy.Expr]:

@@ -6,7 +6,7 @@ numel; a pointwise loop over a reduction's rows and columns agrees with it), eve
 writes and the other touches is touched at the same address, no other node has to run between them,
 and they read a buffer at the same addresses, too, so that it is read once.  All pairs of groups
 that touch a buffer are tried, up to `_WINDOW` apart among its users; that which saves most bytes
-goes first, and where a measurement may tell (`Keeps`), only what it finds faster is kept.
+goes first, and where a measurement may tell (`Choose`), only what it finds faster is made.
 `schedule` calls it.
 """
 
@@ -36,8 +36,9 @@ from bundler.runtime.program.device_tensors import item_bytes
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
 # Buffer -> the addresses at which it is touched, each with the elements that it brings.
 _Addresses = Mapping[str, Mapping[sympy.Expr, sympy.Expr]]
-# Whether the last group is worth being one kernel in the place of the others.
-Keeps = Callable[[Sequence["LoopGroup"], "LoopGroup"], bool]
+# Given groups, and what they are as one kernel, says what is launched: one kernel, or None for each
+# by itself.
+Choose = Callable[[Sequence["LoopGroup"], "LoopGroup"], "LoopGroup | None"]
 
 # More loops than this spill registers.
 _MOST_LOOPS = 64
@@ -61,11 +62,14 @@ class LoopGroup:
         nodes: in the order of the program.
         dimensions: (prefix, numel) of the kernel; empty for an extern call, and for several parts.
         parts: groups that one kernel computes side by side, as `combination` chose them; else none.
+        in_turn: whether the programs of such a kernel take the parts in turn, instead of those of
+            the first part coming first.
     """
 
     nodes: tuple[Node, ...]
     dimensions: _Dimensions
     parts: tuple[LoopGroup, ...] = ()
+    in_turn: bool = False
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -97,7 +101,7 @@ def fused(
     nodes: Sequence[Node],
     buffers: Mapping[str, Buffer],
     hints: Mapping[sympy.Symbol, int],
-    keeps: Keeps | None = None,
+    choose: Choose | None = None,
 ) -> list[LoopGroup]:
     """Return the groups of a program's nodes, in an order in which they can run.
 
@@ -105,9 +109,9 @@ def fused(
         nodes: of the program.
         buffers: of the program.
         hints: symbol of a size -> its value in the example.
-        keeps: asked for each fusion before it is made; None keeps all.
+        choose: asked for each fusion before it is made; None makes all.
     """
-    return _Fusion(nodes, buffers, hints, keeps).run()
+    return _Fusion(nodes, buffers, hints, choose).run()
 
 
 def dimensions_of(loop: Loop) -> _Dimensions:
@@ -138,9 +142,9 @@ class _Fusion:
         nodes: Sequence[Node],
         buffers: Mapping[str, Buffer],
         hints: Mapping[sympy.Symbol, int],
-        keeps: Keeps | None,
+        choose: Choose | None,
     ) -> None:
-        self._buffers, self._hints, self._keeps = buffers, hints, keeps
+        self._buffers, self._hints, self._choose = buffers, hints, choose
         self._place = {id(node): number for number, node in enumerate(nodes)}
         self._order = _GroupOrder(dependencies(nodes, buffers))
         self._groups = [
@@ -179,12 +183,12 @@ class _Fusion:
         return least is not None
 
     def _is_kept(self, one: LoopGroup, other: LoopGroup, together: LoopGroup) -> bool:
-        if self._keeps is None:
+        if self._choose is None:
             return True
         parts = sorted((one, other), key=self._first)
         if not self._order.can_merge(*map(self._first, parts)):
             return False
-        if self._keeps(parts, together):
+        if self._choose(parts, together) is not None:
             return True
         self._fusions[one, other] = None
         return False
