@@ -46,7 +46,7 @@ from bundler.runtime.tuning.result_lookup import parts_of
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_plugins import TunerPlugin
 from bundler.toolchain.directories import triton_cache_dir
-from bundler.toolchain.torch_memory import TorchMemory
+from bundler.toolchain.torch_memory import TorchMemory, real_tensors
 
 APART, TOGETHER, IN_TURN = "apart", "together", "in turn"
 # The kernels of a form, in the order in which they are launched.
@@ -174,7 +174,8 @@ class FusionMeasurements:
             return TOGETHER
         self._measured += 1
         try:
-            with TorchMemory(self._device).current_device():
+            # torch.compile generates while torch traces, with tensors that have no memory.
+            with real_tensors(), TorchMemory(self._device).current_device():
                 launches = self._launches(forms)
                 choice = MultiKernel(name, launches, partial(_milliseconds, clock), records=records)
                 choice()

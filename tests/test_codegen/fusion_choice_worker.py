@@ -2,7 +2,7 @@
 """Runs functions in Triton's interpreter with what shares a kernel or a launch decided in each way,
 and prints JSON: what is wrong, and how often each form was chosen; TRITON_INTERPRET=1.
 
-`python fusion_choice_worker.py DIRECTORY graphs FIRST COUNT | lists NAME ... | rows | sizes`
+`python fusion_choice_worker.py DIRECTORY compiled | graphs FIRST COUNT | lists NAME ... | rows | sizes`
 """
 
 import hashlib
@@ -24,7 +24,9 @@ from torch.utils._pytree import tree_leaves
 from bundler.codegen.loops import mixed_reductions
 from bundler.codegen.measured_fusion import FusionMeasurements
 from bundler.codegen.program import GenerateOptions, ProgramPolicy, generate
+from bundler.runtime import DryDriver
 from bundler.runtime.program.program_plan import Launch, read_plan
+from bundler.runtime.tuning.benchmark import Sample
 
 OPTIONS = GenerateOptions(
     sources=f"{sys.argv[1]}/sources", policy=ProgramPolicy(measured_fusion=True)
@@ -127,6 +129,48 @@ def rows():
     return found
 
 
+class Halved:
+    """A clock for which each form takes half as long as the one that was timed before."""
+
+    def __init__(self):
+        self.ms = 1.0
+
+    def sample(self, launch, reset):
+        """Launch, and return the time."""
+        reset()
+        launch()
+        self.ms /= 2
+        return Sample(self.ms, self.ms, self.ms)
+
+
+def compiled():
+    """Return what torch.compile makes where each form is really launched: how many decisions a
+    measurement made, whether numbers are eager torch's, and whether random numbers stay the same.
+    """
+    os.environ["TRITON_CACHE_DIR"] = f"{sys.argv[1]}/triton"
+
+    def here(device, policy, sources):
+        return FusionMeasurements(device, policy, DryDriver("cuda"), Halved, sources)
+
+    def function_(a, b):
+        return torch.softmax(a, -1).sum(0) + b.mean(), b.exp()
+
+    programs, given = [], [torch.randn(8, 64, requires_grad=True), torch.randn(300)]
+    options = {"benchmark_fusion": True, "programs": programs, "workers": 1}
+    before = torch.get_rng_state()
+    with mock.patch.object(FusionMeasurements, "here", here):
+        results = torch.compile(function_, backend="triton_bundler", options=options)(*given)
+        results[0].sum().backward()
+    unchanged = torch.equal(before, torch.get_rng_state())
+    gradient, given[0].grad = given[0].grad, None
+    expected = function_(*given)
+    expected[0].sum().backward()
+    pairs = [*zip(results, expected, strict=True), (gradient, given[0].grad)]
+    near = all(torch.allclose(a, b, 1e-4, 1e-6) for a, b in pairs)
+    timed = [t.time_ns for p in programs for _, tuning in p.decisions for t in tuning.timings]
+    return [len(programs), len(timed) > 4, None not in timed, near, unchanged]
+
+
 def sums(*given):
     """Elements, and sums of all of a tensor, of three lengths."""
     return [*torch._foreach_mul(given, 2), *(one.sum() for one in given)]
@@ -166,7 +210,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     print(
         json.dumps(
-            {"graphs": graphs, "lists": lists, "rows": rows, "sizes": sizes}[sys.argv[2]](
+            {f.__name__: f for f in (compiled, graphs, lists, rows, sizes)}[sys.argv[2]](
                 *sys.argv[3:]
             )
         )

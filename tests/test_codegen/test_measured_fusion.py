@@ -55,6 +55,13 @@ def test_either_decision_has_torchs_numbers(interpreted, tmp_path):
     assert lists == {"unlike": [[1, 1, 3], True, True]}
 
 
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_torch_compile_measures_with_tensors_that_have_memory(interpreted, tmp_path):
+    """While torch traces, in forward and backward; the program's random numbers are not drawn."""
+    found = json.loads(interpreted("fusion_choice_worker.py", tmp_path, "compiled"))
+    assert found == [2, True, True, True, True]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_many_graphs_have_torchs_numbers(interpreted, tmp_path):
