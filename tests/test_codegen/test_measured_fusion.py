@@ -67,7 +67,7 @@ def test_torch_compile_measures_with_tensors_that_have_memory(interpreted, tmp_p
 def test_many_graphs_have_torchs_numbers(interpreted, tmp_path):
     """Also norms, an optimizer's step, rows that are long, and sums along and across them."""
     limit = {"timeout": 2 * LIMIT_S}
-    graphs = interpreted("fusion_choice_worker.py", tmp_path, "graphs", 8, 120, **limit)
+    graphs = interpreted("fusion_choice_worker.py", tmp_path, "graphs", 8, 40, **limit)
     assert json.loads(graphs)["wrong"] == {}
     lists = json.loads(interpreted("fusion_choice_worker.py", tmp_path, "lists", **limit))
     assert all(equal for _, _, equal in lists.values())
