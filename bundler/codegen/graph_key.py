@@ -11,10 +11,11 @@ program of an equal one.  Imports torch.
     options     those that change text or plan
     sizes       torch's symbols: assumptions, value in the example, bounds; whether guards are taken
     graph       each node: operator, arguments, and what torch knows of its value
+    device      the GPU, where measurements on it decide which kernels there are
 
 Not part of it: names of nodes, which nothing is named after; lines of the user's program, which
 errors alone tell; paths; numbers of tensors, but for those of one element on the host, which are
-written into kernels; the GPU, since the text is the same for every one.  A graph that holds
+written into kernels; else the GPU, since the text is the same for every one.  A graph that holds
 something else than what is listed in `_Lines` has no key.
 """
 
@@ -45,6 +46,7 @@ from bundler.codegen.lower import (
     narrow_guard,
     number_of,
 )
+from bundler.codegen.measured_fusion import identity_of
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import FormatError
 from bundler.project import VERSION
@@ -168,6 +170,8 @@ def graph_key(module: fx.GraphModule, options: Any) -> GraphKey | None:
         "sizes": sizes,
         "graph": graph,
     }
+    if options.policy.measured_fusion:
+        parts["device"] = " ".join(map(identity_of, sorted(lines.devices)))
     return GraphKey(parts, module, lines.environment, lines.symbols)
 
 
@@ -207,6 +211,7 @@ class _Lines:
     Attributes:
         environment: torch's, of the sizes that were met; None for none.
         symbols: of these sizes, by name.
+        devices: where the tensors lie, as torch names it.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -215,6 +220,7 @@ class _Lines:
         self._expressions: dict[Any, str] = {}
         self.environment: Any = None
         self.symbols: dict[str, sympy.Symbol] = {}
+        self.devices: set[str] = set()
 
     def all(self) -> Iterator[str]:
         """Yield a line for each node."""
@@ -301,6 +307,7 @@ class _Lines:
             raise Unkeyed("a quantized tensor")
         sizes, strides = self._value(tuple(tensor.shape)), self._value(tensor.stride())
         offset = self._value(tensor.storage_offset())
+        self.devices.add(str(tensor.device))
         return f"{tensor.dtype} {tensor.device} {sizes} {strides} {offset}"
 
     def _symbolic(self, value: Any) -> str:

@@ -127,7 +127,7 @@ def combination(
 
     Args:
         *parts: of each part its `kind`, and what `heuristic` is told of such a kernel, counts
-            among it.
+            among it; `members` as `SubKernel` has it.
         triton_meta, inductor_meta: as `heuristic` has them, of the whole.
     """
     found = tuple(map(_part, parts))
@@ -146,7 +146,9 @@ def _part(known: Meta) -> SubKernel:
     facts = dict(known)
     kind, hints = facts.pop("kind"), facts.pop("size_hints")
     reduction_hint = ReductionHint[facts.pop("reduction_hint", "DEFAULT")]
-    return SubKernel(kind, hints, Facts(**facts, max_xblock=_LARGEST_X), reduction_hint)
+    members = facts.pop("members", None)
+    known_facts = Facts(**facts, max_xblock=_LARGEST_X)
+    return SubKernel(kind, hints, known_facts, reduction_hint, members=members)
 
 
 @dataclass(eq=False)
@@ -374,10 +376,16 @@ class ModuleKernel:
         number = None if self.is_interpreted else _driver().device()
         kernel = self._made.get(number)
         if kernel is None:
-            interpreted = _INTERPRETED_ALONE if self.shares_rows else _INTERPRETED
-            device = interpreted if number is None else current_device()
-            kernel = self._made[number] = self.on(device)
+            kernel = self._made[number] = self.anew()
         return kernel
+
+    def anew(self, options: TunerOptions | None = None) -> HeuristicKernel:
+        """Return another one for the current device, or for the interpreter, which is tuned by
+        itself.
+        """
+        interpreted = _INTERPRETED_ALONE if self.shares_rows else _INTERPRETED
+        device = interpreted if self.is_interpreted else current_device()
+        return self.on(device, options=options)
 
     @cached_property
     def is_interpreted(self) -> bool:

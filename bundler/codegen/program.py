@@ -12,6 +12,7 @@ Users call it, the command `generate`, and the backend of torch.compile.
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +24,7 @@ from bundler.codegen.graph_errors import check_call, refusals, refuse_called, un
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
+from bundler.codegen.measured_fusion import FusionMeasurements
 from bundler.codegen.program_policy import ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
@@ -30,6 +32,7 @@ from bundler.compile.source_modules import source_module
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
+from bundler.lifecycle.tuning_directory import Pair, with_tunings
 from bundler.runtime.program.graph_replay import GraphRunner, GraphUse
 from bundler.runtime.program.program_plan import Cooperation, KernelEntry, ProgramPlan
 from bundler.runtime.program.run import Launcher, ProgramRunner, SeedSource
@@ -119,6 +122,8 @@ class Program:
         comments: kernel -> for each launch the lines of a comment that says which nodes of the
             graph and lines of the user's program it computes; none where another process generated
             the program.
+        decisions: records of what was measured to decide which kernels there are; a build takes
+            them along.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -132,6 +137,7 @@ class Program:
     host_constants: frozenset[str] = frozenset()
     result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
     comments: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, repr=False)
+    decisions: tuple[Pair, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -286,7 +292,8 @@ def build_programs(
             got=tuple(names),
         )
     built = [Buildable(one.name, one.sources, one.modules, one.plan) for one in programs]
-    return emit_bundle(built, targets, workers, candidates)
+    decisions = itertools.chain.from_iterable(one.decisions for one in programs)
+    return with_tunings(emit_bundle(built, targets, workers, candidates), decisions)
 
 
 class _JitLauncher:
@@ -448,6 +455,9 @@ def program_of_graph(
         if graph.builder.deterministic
         else options.policy
     )
+    measured = None
+    if policy.measured_fusion:
+        measured = FusionMeasurements.here(graph.device, policy, options.sources)
     with refusals("the schedule"):
         built = schedule_program(
             graph,
@@ -455,6 +465,7 @@ def program_of_graph(
             asserted=options.assert_indices,
             upcast=options.upcast,
             modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
+            measurements=measured,
         )
     if options.templates == "all":
         refuse_called(built.plan, graph.fallbacks)
@@ -491,6 +502,7 @@ def program_of_graph(
         away,
         strides,
         comments,
+        () if measured is None else tuple(measured.records),
     )
 
 

@@ -2,7 +2,8 @@
 """`ProgramPolicy`: how the kernels of a program get their configurations.
 
 `GenerateOptions` has one, and torch.compile's modes and options make one.  It stands in the
-metadata of each kernel, by torch's names of its settings, so that it travels with the text.
+metadata of each kernel, by torch's names of its settings, so that it travels with the text; what
+decides which kernels there are does not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class ProgramPolicy:
             programs share a row and wait for each other, on devices where all of them run at once;
             with `max_autotune`, which tries that by itself, only where it is measured to be faster
             than launches that do not wait.
+        measured_fusion: loops share a kernel, and kernels a launch, only where both forms were
+            measured and the shared one is faster; where there is no such device, a record of
+            another process decides, else what saves memory traffic.
         deterministic: nothing is measured: each kernel has one configuration, which every process
             takes on such a device, and no sum depends on an order that is open.
 
@@ -49,6 +53,7 @@ class ProgramPolicy:
     multi_kernel: bool = False
     use_tensor_descriptor: bool = False
     cooperative_reductions: bool = False
+    measured_fusion: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -57,7 +62,7 @@ class ProgramPolicy:
         ]
         if wrong:
             raise ConfigError(f"policy: expected True or False, got {', '.join(wrong)}", got=wrong)
-        measured = [name for name in self.metadata if name not in _UNMEASURED]
+        measured = [name for name, on in vars(self).items() if on and name not in _UNMEASURED]
         if self.deterministic and measured:
             raise ConfigError(
                 f"policy: deterministic has no measurement decide, and {measured[0]} asks for one;"
@@ -72,8 +77,12 @@ class ProgramPolicy:
 
     @property
     def metadata(self) -> dict[str, bool]:
-        """What a kernel's metadata says of it: the settings that are on."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """What a kernel's metadata says of it: the settings that are on, but for what is decided
+        before there are kernels.
+        """
+        found = asdict(self)
+        del found["measured_fusion"]
+        return {name: value for name, value in found.items() if value}
 
     @property
     def candidates(self) -> Policy:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.kernels.combination_text import write_combination
+from bundler.codegen.kernels.combination_text import takes_turns, write_combination
 from bundler.codegen.kernels.kernel_arguments import COUNTERS
 from bundler.codegen.kernels.kernel_plan import (
     LARGEST_NARROW,
@@ -78,6 +78,13 @@ from bundler.runtime.program.program_plan import (
 )
 
 
+class Measurements(Protocol):
+    """Which of several forms of a computation is the fastest; as `measured_fusion` has it."""
+
+    def chosen(self, forms: Mapping[str, Sequence[KernelText]]) -> str:
+        """Return the name of a form."""
+
+
 class Graph(Protocol):
     """What `lower` returns, without torch's types."""
 
@@ -114,6 +121,7 @@ def schedule_program(
     asserted: bool = True,
     upcast: bool = True,
     modules: KernelModules | None = None,
+    measurements: Measurements | None = None,
 ) -> ScheduledProgram:
     """Return the program of a graph.
 
@@ -121,14 +129,22 @@ def schedule_program(
         graph: that was read.
         bounded, asserted, upcast: as `write_kernel` has them.
         modules: that get the kernels; None for plain ones.
+        measurements: that decide what shares a kernel, or a launch; None for the rules alone.
     """
     how = {"bounded": bounded, "asserted": asserted, "upcast": upcast}
-    return _Scheduler(graph, how, modules or KernelModules()).build()
+    return _Scheduler(graph, how, modules or KernelModules(), measurements).build()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, how: Mapping[str, Any], modules: KernelModules) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        how: Mapping[str, Any],
+        modules: KernelModules,
+        measurements: Measurements | None,
+    ) -> None:
         self._graph, self._builder, self._how, self._modules = graph, graph.builder, how, modules
+        self._measurements = measurements
         # Size -> the largest value that the 32-bit indices of some kernel allow.
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
@@ -193,12 +209,18 @@ class _Scheduler:
     def _grouped(self, nodes: Sequence[Node]) -> list[LoopGroup]:
         """Return the groups of nodes, each a launch or a call."""
         hints = self._graph.hints
+        nodes = split(self._builder, nodes, hints, self._shared)
+        # A kernel whose programs share rows has other forms to be measured beside.
+        measured = None if self._shared else self._measurements
+        forms = None if measured is None else _Forms(self._graph, nodes, self._how, measured)
+        choose = None if forms is None else forms.chosen
         return combined(
-            fused(split(self._builder, nodes, hints, self._shared), self._buffers, hints),
+            fused(nodes, self._buffers, hints, choose),
             self._buffers,
             hints,
             lambda group: len(tiled(group, hints)) == 1,
             self._shared,
+            choose,
         )
 
     def _worth_sharing(self, nodes: Sequence[Node]) -> frozenset[str]:
@@ -506,6 +528,49 @@ class _Scheduler:
             tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides)
         )
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
+
+
+class _Forms:
+    """Has several forms of a computation measured, as they would be if nothing else were fused."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        how: Mapping[str, Any],
+        measurements: Measurements,
+    ) -> None:
+        self._graph, self._measurements = graph, measurements
+        self._buffers = graph.builder.buffers
+        # A kernel that is only tried takes no guards, and asserts what could fail.
+        bounded = None if how["bounded"] is None else (lambda _: True)
+        self._how = {**how, "bounded": bounded, "asserted": True}
+        # Buffer -> the nodes that touch it.
+        self._users: dict[str, set[int]] = {}
+        for node in nodes:
+            for name in node.reads.union(node.writes):
+                self._users.setdefault(name, set()).add(id(node))
+        self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
+
+    def chosen(self, parts: Sequence[LoopGroup], together: LoopGroup) -> LoopGroup | None:
+        """Return what groups are launched as: one kernel, or None for each by itself."""
+        whole, turned = self._text(together), replace(together, in_turn=True)
+        forms = {"apart": [self._text(part) for part in parts], "together": [whole]}
+        if together.parts and takes_turns(whole):
+            forms["in turn"] = [self._text(turned)]
+        found = self._measurements.chosen(forms)
+        return None if found == "apart" else turned if found == "in turn" else together
+
+    def _text(self, group: LoopGroup) -> KernelText:
+        own = {id(node) for node in group.nodes}
+        kept = {loop.buffer for loop in group.loops if loop.mode is not None} | self._outputs
+        removed = frozenset(
+            name
+            for name in group.written - kept
+            if self._buffers[name].source == "node" and self._users[name] <= own
+        )
+        pool, hints = self._graph.builder.pool, self._graph.hints
+        return _writer_of(group)(group, pool, self._buffers, removed, {}, hints, **self._how)
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -59,6 +59,13 @@ _SWITCHES = {
 }
 
 
+# torch's names of settings that are one here.
+_ALSO_CALLED = {
+    "benchmark_fusion": "measured_fusion",
+    "benchmark_combo_kernel": "measured_fusion",
+}
+
+
 def triton_bundler(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -77,7 +84,8 @@ def triton_bundler(
             how many processes compile kernels while torch traces on, None for one a core, 1 for
             none; `keep`, whether programs are kept in the user's cache directory, where the next
             process finds them; `upcast`, as `GenerateOptions` has it, and the fields of
-            `ProgramPolicy`.
+            `ProgramPolicy`, of which `measured_fusion` is also called as torch calls its two parts,
+            `benchmark_fusion` and `benchmark_combo_kernel`.
         mode: None and `default`; `reduce-overhead` is the option `graphs`;
             `max-autotune-no-cudagraphs` the options `max_autotune` and `coordinate_descent_tuning`;
             `max-autotune` all three.
@@ -136,7 +144,7 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
             f" {', '.join(str(name) for name in MODES if name)}",
             got=mode,
         )
-    unknown = sorted(chosen.keys() - _SWITCHES.keys())
+    unknown = sorted(chosen.keys() - _SWITCHES.keys() - _ALSO_CALLED.keys())
     wrong = [f"{name}={value!r}" for name, value in chosen.items() if not isinstance(value, bool)]
     if unknown or wrong:
         raise ConfigError(
@@ -145,7 +153,10 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
             f" {', '.join(map(repr, unknown)) or wrong[0]}",
             got=unknown or dict(chosen),
         )
-    return {**_SWITCHES, **MODES[mode], **chosen}
+    named = {_ALSO_CALLED.get(name, name): False for name in chosen}
+    for name, on in chosen.items():
+        named[_ALSO_CALLED.get(name, name)] |= on
+    return {**_SWITCHES, **MODES[mode], **named}
 
 
 def _compile_forward(

@@ -304,6 +304,13 @@ def random_example(text: str) -> Any:
     return random_tensor(dtype, example.shape, example.stride(), device=device)
 
 
+def real_tensors() -> AbstractContextManager[Any]:
+    """Return a context in which tensors have memory, also where torch is tracing a graph."""
+    tensors = importlib.import_module("torch._subclasses.fake_tensor")
+    found: AbstractContextManager[Any] = tensors.unset_fake_temporarily()
+    return found
+
+
 def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, device: str) -> Any:
     """Return a tensor of random floats, or of zeros where the dtype is of whole numbers, since
     these may be indices.
@@ -318,7 +325,9 @@ def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, d
     tensor = tensor.zero_()
     if not tensor.dtype.is_floating_point or 0 in strides:
         return tensor
-    return tensor.copy_(torch.randn(tuple(sizes), device=device))
+    # Numbers of its own, so that a program which draws some draws the same as without.
+    drawn = torch.Generator(memory.device).manual_seed(0)
+    return tensor.copy_(torch.randn(tuple(sizes), device=device, generator=drawn))
 
 
 def unusual_numbers(tensors: Sequence[Any]) -> str:

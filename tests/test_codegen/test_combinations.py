@@ -163,10 +163,16 @@ def test_other_kernels_are_left_as_they_are(function, shapes):
     assert not any(kernel.text.parts for kernel in kernels)
 
 
-def test_sizes_that_change_are_left_apart():
-    """Each has a kernel of its own, whose text has the sizes' names."""
-    kernels = launched(lambda *given: torch._foreach_neg(given), (9,), (12,), dynamic=True)
-    assert [len(kernel.text.parts) for kernel in kernels] == [0, 0]
+def test_sizes_that_change_share_a_launch():
+    """The kernel is told the lengths; of one length there is one part."""
+    (kernel,) = launched(
+        lambda *given: torch._foreach_neg(given), (9,), (12,), (9,), (12,), dynamic=True
+    )
+    sizes = {name: str(size) for name, size in kernel.text.grid_sizes.items()}
+    assert len(kernel.text.parts) == 2
+    assert sizes.keys() == {"xnumel_0", "ynumel_0", "xnumel_1", "ynumel_1"}
+    assert sizes["xnumel_0"] != sizes["xnumel_1"]
+    assert "xnumel_0 = " not in "".join(kernel.text.body)
 
 
 # ------------------------------------------------------------------------------- The rule by itself
@@ -192,7 +198,7 @@ def test_only_what_does_not_wait_shares_a_launch(data):
         term = pool.load(read, i, "float32")
         loop = Loop(written, (i,), (size,), (), (), term, "pointwise", i)
         groups.append(LoopGroup((loop,), (("x", size),)))
-    units = combination.combined(groups, buffers, [], lambda _: True)
+    units = combination.combined(groups, buffers, {}, lambda _: True)
     parts = [unit.parts or (unit,) for unit in units]
     place = {id(part): n for n, unit in enumerate(parts) for part in unit}
     assert sorted(place) == sorted(map(id, groups))

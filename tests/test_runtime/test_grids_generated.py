@@ -112,6 +112,9 @@ def test_combined_kernels():
     )
     own = {"XBLOCK_0": 128, "YBLOCK_0": 16, "XBLOCK_1": 64, "YBLOCK_1": 8}
     assert combo("SequentialFlattenComboKernelGrid", CASE_B, own, xnumel_1=300) == (78, 1, 1)
+    # As many for each of three as the one with most needs.
+    turned = combo("RoundRobinFlattenComboKernelGrid", CASE_B, own, xnumel_1=300)
+    assert turned == (3 * 56, 1, 1)
     with_default = CASE_A | {"default_config": {"XBLOCK": 1024}}
     assert combo("SequentialComboKernelGrid", with_default, {}, xnumel_1=300) == (9, 1, 1)
     assert combo("SequentialComboKernelGrid", with_default, x, xnumel_1=300) == (18, 1, 1)

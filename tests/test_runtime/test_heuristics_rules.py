@@ -3,6 +3,8 @@
 every list; bad input.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +277,23 @@ def test_a_combination_begins_with_the_first_candidate_of_each():
     grouped = combo_plan(kernels, SETTING, grouping=True)
     assert [group.members for group in grouped.groups] == [(1,), (2,), (0, 3)]
     assert grouped.base == plan.base
+
+
+def test_balanced_blocks_give_each_kernel_about_as_many_programs():
+    """Blocks of kernels of elements get smaller until these need as many as another one, or each
+    thread has one element; rows stay as they are.
+    """
+    sizes = {"x": 1 << 19}, {"x": 1 << 17}, {"x": 1 << 12}
+    parts = [
+        SubKernel("pointwise", size, members=n) for size, n in zip(sizes, (1, 2, 1), strict=True)
+    ]
+    parts.append(SubKernel("persistent_reduction", {"x": 64, "r0_": 64}, members=1))
+    first, second, third, rows = combo_plan(parts, SETTING).base.kwargs.values()
+    apart = [replace(part, members=None) for part in parts]
+    before = combo_plan(apart, SETTING).base
+    assert [*before.kwargs.values()] == [first, first, 256, rows]
+    assert second == first // 2
+    assert third == 32 * before.num_warps
 
 
 def test_names_that_the_combined_kernel_does_not_have_stay_as_they_are():

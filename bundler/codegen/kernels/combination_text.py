@@ -2,8 +2,8 @@
 """`write_combination`: kernels that do not wait for each other become one, in which each program
 works for one of them.
 
-The programs of the first part come first, then those of the second, and so on.  A part has the
-lines that its kernel has alone, behind a test of the program's number, and blocks of its own,
+The programs of the first part come first, then those of the second, and so on; or neighbouring
+programs take the parts in turn, where a measurement found that faster.  A part has the lines that its kernel has alone, behind a test of the program's number, and blocks of its own,
 `XBLOCK_0`, `XBLOCK_1`.  Kernels that are equal but for their tensors are one part: its programs
 choose the tensors, so that a list of many tensors of few shapes is a short text.
 
@@ -22,6 +22,7 @@ choose the tensors, so that a list of many tensors of few shapes is a short text
         of_in_ptr0 = tl.where(member == 1, in_ptr2, of_in_ptr0)
         ...
 
+A length that changes from call to call is a parameter, `xnumel_0`, in the place of the number.
 No name is used behind its part, so parts may have equal names.  `schedule` calls it, `module_text`
 puts the function into a module.
 """
@@ -38,7 +39,7 @@ import sympy
 
 from bundler.codegen.kernels.kernel_arguments import KernelParameter, numel_parameter
 from bundler.codegen.kernels.kernel_plan import Bounded, KernelText, write_kernel
-from bundler.codegen.kernels.module_text import module_text
+from bundler.codegen.kernels.module_text import members_of, module_text
 from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer
 from bundler.codegen.loops.loop_terms import TermPool
@@ -46,6 +47,8 @@ from bundler.codegen.loops.loop_terms import TermPool
 _WORD = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
 _PROGRAM = "tl.program_id(0)"
 _BLOCKS = ("XBLOCK", "R0_BLOCK")
+# What a program of elements mostly works for, and the least where blocks are balanced.
+_ELEMENTS_OF_A_PROGRAM, _FEWEST_OF_A_PROGRAM = 1024, 128
 # The order of a signature: what is in memory, then numbers.
 _ORDER = ("in_out_ptr", "in_ptr", "out_ptr", "in_number", "ks", "load_seed_offset")
 
@@ -62,25 +65,42 @@ def write_combination(
     asserted: bool = True,
     upcast: bool = True,
 ) -> KernelText:
-    """Return the kernel of a group's parts, each of elements along one dimension, or of rows, whose
-    sizes are known; arguments as `write_kernel` has them.
+    """Return the kernel of a group's parts, each of elements along one dimension, or of rows;
+    arguments as `write_kernel` has them.
     """
     # Equal kernels together, by all that their modules say.
-    alike: dict[str, list[KernelText]] = {}
+    alike: dict[object, list[KernelText]] = {}
     for part in group.parts:
         given = (part, pool, buffers, removed, reused, size_hints, bounded)
         text = write_kernel(*given, asserted=asserted, upcast=upcast)
-        alike.setdefault(module_text(text, {}), []).append(text)
-    return _combined(list(alike.values()))
+        # The text of a size that changes is a name, whatever size it is.
+        alike.setdefault((module_text(text, {}), text.dimensions), []).append(text)
+    return _combined(list(alike.values()), in_turn=group.in_turn)
 
 
-def _combined(parts: Sequence[Sequence[KernelText]]) -> KernelText:
+def takes_turns(text: KernelText) -> bool:
+    """Whether at most half of the programs would have nothing to do if the parts of a kernel were
+    taken in turn, so that each has as many programs as the largest, in blocks that are balanced.
+    """
+    sizes = dict(zip((p.name for p in text.parameters), text.examples, strict=True))
+    least, most = [], []
+    for number, (part, members) in enumerate(zip(text.parts, members_of(text), strict=True)):
+        count = sizes[f"xnumel_{number}"] * members
+        elements = part.kind == "pointwise"
+        least.append(-(-count // _ELEMENTS_OF_A_PROGRAM) if elements else count)
+        most.append(-(-count // _FEWEST_OF_A_PROGRAM) if elements else count)
+    largest = max(least, default=0)
+    busy = sum(min(one, largest) for one in most)
+    return len(least) > 1 and largest * len(least) <= 2 * busy
+
+
+def _combined(parts: Sequence[Sequence[KernelText]], *, in_turn: bool) -> KernelText:
     texts = [text for members in parts for text in members]
     shared, kept = _Parameters(), [members[0] for members in parts]
-    lines = _body(parts, shared)
+    lines = (_in_turn if in_turn else _one_after_another)(parts, shared)
     given = [
         *shared.ordered,
-        *((size, int(size.outer)) for n, m in enumerate(parts) for size in _sizes(m, n)),
+        *(size for number, members in enumerate(parts) for size in _sizes(members, number)),
     ]
     counts: Counter[str] = Counter()
     for text in texts:
@@ -103,6 +123,7 @@ def _combined(parts: Sequence[Sequence[KernelText]]) -> KernelText:
         examples=tuple(example for _, example in given),
         gigabytes=sum(text.gigabytes for text in texts),
         parts=tuple(kept),
+        in_turn=in_turn,
     )
 
 
@@ -134,44 +155,84 @@ class _Parameters:
         return [made for prefix in _ORDER for key, made in self._made.items() if key[0] == prefix]
 
 
-def _sizes(members: Sequence[KernelText], number: int) -> list[KernelParameter]:
-    """Return the parameters that the grid is made of: the length of a part, and how many members it
-    has, if several.
+def changing_lengths(text: KernelText) -> list[str]:
+    """Return the prefixes of dimensions whose length changes from call to call."""
+    return [prefix for prefix, length in text.dimensions if not length.is_Integer]
+
+
+def _sizes(members: Sequence[KernelText], number: int) -> list[tuple[KernelParameter, Any]]:
+    """Return the parameters that the grid is made of, with their examples: the length of a part,
+    and how many members it has, if several; and the length of its rows where that changes.
     """
-    (length,) = (parameter for parameter in members[0].parameters if parameter.name == "xnumel")
-    found = [replace(length, name=f"xnumel_{number}")]
+    text = members[0]
+    passed = {"x", *changing_lengths(text)}
+    found = [
+        (replace(parameter, name=f"{parameter.name}_{number}"), example)
+        for parameter, example in zip(text.parameters, text.examples, strict=True)
+        if parameter.name in {f"{prefix}numel" for prefix in passed}
+    ]
     if len(members) > 1:
         count = numel_parameter("y", sympy.Integer(len(members)), wide=False)
-        found.append(replace(count, name=f"ynumel_{number}"))
+        found.append((replace(count, name=f"ynumel_{number}"), len(members)))
     return found
 
 
-def _body(parts: Sequence[Sequence[KernelText]], shared: _Parameters) -> list[str]:
+def _one_after_another(parts: Sequence[Sequence[KernelText]], shared: _Parameters) -> list[str]:
     lines = [f"program = {_PROGRAM}"]
     for number, members in enumerate(parts):
-        text, count, end = members[0], len(members), f"end_{number}"
-        programs, before = (
-            f"tl.cdiv({text.dimensions[0][1]}, XBLOCK_{number})",
-            f"end_{number - 1}",
-        )
-        own = programs if count == 1 else f"{count} * {programs}"
+        end, before = f"end_{number}", f"end_{number - 1}"
+        own = _programs(members, number)
         first, place = number == 0, "program" if number == 0 else f"(program - {before})"
         lines += [
             f"{end} = {own}" if first else f"{end} = {before} + {own}",
             f"if program < {end}:" if first else f"if (program >= {before}) & (program < {end}):",
+            *_of_part(members, number, place, shared),
         ]
-        names = {block: f"{block}_{number}" for block in _BLOCKS}
-        given = [shared.names(member) for member in members]
-        if count == 1:
-            inside, names = [f"pid = {place}"], names | given[0]
-        else:
-            inside = [f"programs = {programs}", f"member = {place} // programs"]
-            inside.append(f"pid = {place} % programs")
-            chosen, of_member = _chosen(given)
-            inside, names = [*inside, *chosen], names | of_member
-        inside += [_renamed(line, names) for line in text.body]
-        lines += [f"    {line}" for line in inside]
     return lines
+
+
+def _in_turn(parts: Sequence[Sequence[KernelText]], shared: _Parameters) -> list[str]:
+    """Return the lines of a kernel whose neighbouring programs work for different parts; a part
+    that needs fewer programs than the largest leaves the last ones idle.
+    """
+    count = len(parts)
+    lines = [f"part = {_PROGRAM} % {count}", f"turn = {_PROGRAM} // {count}"]
+    for number, members in enumerate(parts):
+        lines += [
+            f"if (part == {number}) & (turn < {_programs(members, number)}):",
+            *_of_part(members, number, "turn", shared),
+        ]
+    return lines
+
+
+def _programs(members: Sequence[KernelText], number: int) -> str:
+    """Return how many programs a part needs, as text."""
+    one = f"tl.cdiv({_length(members[0], number)}, XBLOCK_{number})"
+    return one if len(members) == 1 else f"{len(members)} * {one}"
+
+
+def _length(text: KernelText, number: int) -> str:
+    length = text.dimensions[0][1]
+    return str(length) if length.is_Integer else f"xnumel_{number}"
+
+
+def _of_part(
+    members: Sequence[KernelText], number: int, place: str, shared: _Parameters
+) -> list[str]:
+    """Return the lines of a part, indented, given the text of the program's number within it."""
+    text = members[0]
+    names = {block: f"{block}_{number}" for block in _BLOCKS}
+    names |= {f"{prefix}numel": f"{prefix}numel_{number}" for prefix in changing_lengths(text)}
+    given = [shared.names(member) for member in members]
+    if len(members) == 1:
+        inside, names = [f"pid = {place}"], names | given[0]
+    else:
+        inside = [f"programs = tl.cdiv({_length(text, number)}, XBLOCK_{number})"]
+        inside += [f"member = {place} // programs", f"pid = {place} % programs"]
+        chosen, of_member = _chosen(given)
+        inside, names = [*inside, *chosen], names | of_member
+    inside += [_renamed(line, names) for line in text.body]
+    return [f"    {line}" for line in inside]
 
 
 def _chosen(given: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:

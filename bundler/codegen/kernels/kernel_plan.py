@@ -97,6 +97,7 @@ class KernelText:
         workspaces: of a kernel whose programs share rows, memory that a launch needs for itself, by
             what its parameters call it; the counters have to be ready for a barrier.
         parts: the kernels that a combination runs side by side, each once; else none.
+        in_turn: whether the programs of a combination take its parts in turn.
         repeated: how many times as much memory it moves as a kernel that holds its rows whole.
         most: parameter -> the largest number that the kernel takes.
     """
@@ -122,6 +123,7 @@ class KernelText:
     gigabytes: float = 0.0
     workspaces: Mapping[str, TensorLayout] = field(default_factory=dict)
     parts: tuple[KernelText, ...] = ()
+    in_turn: bool = False
     repeated: float = 1.0
     most: Mapping[str, int] = field(default_factory=dict)
 

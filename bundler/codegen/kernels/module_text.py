@@ -33,7 +33,7 @@ _GRIDS = {
     ("ynumel", "xnumel"): "Grid2DWithYZOverflow",
     ("znumel", "ynumel", "xnumel"): "Grid3D",
 }
-_COMBINED = "SequentialFlattenComboKernelGrid"
+_COMBINED, _IN_TURN = "SequentialFlattenComboKernelGrid", "RoundRobinFlattenComboKernelGrid"
 _LONGEST_NAME = 120
 _HARNESS_IMPORT = (
     "from bundler.codegen.module_benchmarks import candidate_times, random_arguments, report\n"
@@ -166,10 +166,20 @@ def _metadata(text: KernelText, policy: Mapping[str, bool]) -> list[str]:
     """
     kernel = {"triton_meta": triton_meta(text), "inductor_meta": {**inductor_meta(text), **policy}}
     if text.parts:
-        parts = [repr({"kind": part.kind, **_known(part, part.counts)}) for part in text.parts]
+        members = [{"members": n} if text.in_turn else {} for n in members_of(text)]
+        parts = [
+            repr({"kind": part.kind, **count, **_known(part, part.counts)})
+            for part, count in zip(text.parts, members, strict=True)
+        ]
         return [*parts, *(f"{name}={value!r}" for name, value in kernel.items())]
     known = _known(text, kernel)
     return [repr(text.kind), *(f"{name}={value!r}" for name, value in known.items())]
+
+
+def members_of(text: KernelText) -> list[int]:
+    """Return of how many tensors each part of a combination is."""
+    sizes = dict(zip((p.name for p in text.parameters), text.examples, strict=True))
+    return [int(sizes.get(f"ynumel_{number}", 1)) for number in range(len(text.parts))]
 
 
 def _known(text: KernelText, kernel: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +268,7 @@ def _is_one(parameter: KernelParameter) -> bool:
 
 def _grid_type(text: KernelText) -> str:
     if text.parts:
-        return _COMBINED
+        return _IN_TURN if text.in_turn else _COMBINED
     if text.kind in {"product", "attention"}:
         return PRODUCT_GRID
     if "rsplit_size" in text.facts:

@@ -4,14 +4,16 @@
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
 numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
 writes and the other touches is touched at the same address, no other node has to run between them,
-and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that
-which saves most memory traffic goes first. `schedule` calls it.
+and they read a buffer at the same addresses, too, so that it is read once.  All pairs of groups
+that touch a buffer are tried, up to `_WINDOW` apart among its users; that which saves most bytes
+goes first, and where a measurement may tell (`Choose`), only what it finds faster is made.
+`schedule` calls it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -29,19 +31,27 @@ from bundler.codegen.loops.loop_nodes import (
 from bundler.codegen.loops.loop_terms import ATTENTION, SORT
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.format.cached_properties import cached_property
+from bundler.runtime.program.device_tensors import item_bytes
 
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
-# Buffer -> the addresses at which it is touched.
-_Addresses = Mapping[str, set[sympy.Expr]]
+# Buffer -> the addresses at which it is touched, each with the elements that it brings.
+_Addresses = Mapping[str, Mapping[sympy.Expr, sympy.Expr]]
+# Given groups, and what they are as one kernel, says what is launched: one kernel, or None for each
+# by itself.
+Choose = Callable[[Sequence["LoopGroup"], "LoopGroup"], "LoopGroup | None"]
 
 # More loops than this spill registers.
 _MOST_LOOPS = 64
 # Nor does a kernel whose programs keep a result for each column loop over rows of more buffers.
 _MOST_BUFFERS_MIXED = 12
-# What a buffer counts as whose size has no example.
+# What a size counts as that has no example.
 _UNKNOWN_SIZE = 8192
+# Each user of a buffer is tried with so many of those behind it, as in torch.
+_WINDOW = 64
+# What saves so many times less than the best pairs waits until these were fused.
+_FAR_LESS = 16
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
-_NOWHERE: frozenset[sympy.Expr] = frozenset()
+_NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +62,14 @@ class LoopGroup:
         nodes: in the order of the program.
         dimensions: (prefix, numel) of the kernel; empty for an extern call, and for several parts.
         parts: groups that one kernel computes side by side, as `combination` chose them; else none.
+        in_turn: whether the programs of such a kernel take the parts in turn, instead of those of
+            the first part coming first.
     """
 
     nodes: tuple[Node, ...]
     dimensions: _Dimensions
     parts: tuple[LoopGroup, ...] = ()
+    in_turn: bool = False
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -67,6 +80,11 @@ class LoopGroup:
     def product(self) -> Loop | None:
         """The product of matrices, or attention, among the loops; a kernel has one at most."""
         return next((loop for loop in self.loops if loop.is_product), None)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether some loop goes over rows."""
+        return any(loop.has_rows for loop in self.loops)
 
     @cached_property
     def touched(self) -> frozenset[str]:
@@ -80,10 +98,20 @@ class LoopGroup:
 
 
 def fused(
-    nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+    nodes: Sequence[Node],
+    buffers: Mapping[str, Buffer],
+    hints: Mapping[sympy.Symbol, int],
+    choose: Choose | None = None,
 ) -> list[LoopGroup]:
-    """Return the groups of a program's nodes, in an order in which they can run."""
-    return _Fusion(nodes, buffers, hints).run()
+    """Return the groups of a program's nodes, in an order in which they can run.
+
+    Args:
+        nodes: of the program.
+        buffers: of the program.
+        hints: symbol of a size -> its value in the example.
+        choose: asked for each fusion before it is made; None makes all.
+    """
+    return _Fusion(nodes, buffers, hints, choose).run()
 
 
 def dimensions_of(loop: Loop) -> _Dimensions:
@@ -103,12 +131,12 @@ class _Fused(NamedTuple):
     Attributes:
         group: the kernel.
         vertical: whether one of the two writes what the other touches, so a store is saved.
-        shared: how many elements both touch at the same addresses, so they are loaded once.
+        saved: how many bytes are not moved since both touch them at the same addresses.
     """
 
     group: LoopGroup
     vertical: bool
-    shared: int
+    saved: int
 
 
 class _Fusion:
@@ -117,8 +145,9 @@ class _Fusion:
         nodes: Sequence[Node],
         buffers: Mapping[str, Buffer],
         hints: Mapping[sympy.Symbol, int],
+        choose: Choose | None,
     ) -> None:
-        self._buffers, self._hints = buffers, hints
+        self._buffers, self._hints, self._choose = buffers, hints, choose
         self._place = {id(node): number for number, node in enumerate(nodes)}
         self._order = _GroupOrder(dependencies(nodes, buffers))
         self._groups = [
@@ -126,7 +155,6 @@ class _Fusion:
         ]
         self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
         self._accesses = _Accesses()
-        self._sizes: dict[str, int] = {}
 
     def run(self) -> list[LoopGroup]:
         # Each round fuses pairs; what they became may pair up again, until nothing does.
@@ -138,41 +166,48 @@ class _Fusion:
     def _round(self) -> bool:
         """Fuse what can be fused, the best pairs first; returns whether anything was."""
         groups: list[LoopGroup | None] = list(self._groups)
-        changed = False
-        for a, b, together in self._candidates():
+        least = None
+        for a, b, fusion in self._candidates():
             one, other = self._groups[a], self._groups[b]
+            # What saves far less waits for what the better pairs became, which it could keep apart.
+            if least is not None and fusion.saved < least:
+                break
             # A better pair of this round may have used one of them up, and then the score no longer
             # holds: the next round scores what it became.
             if (
                 groups[a] is one
                 and groups[b] is other
+                and self._is_kept(one, other, fusion.group)
                 and self._order.merged(self._first(one), self._first(other))
             ):
-                groups[a], groups[b] = together, None
-                changed = True
+                groups[a], groups[b] = fusion.group, None
+                least = fusion.saved // _FAR_LESS if least is None else least
         self._groups = [group for group in groups if group is not None]
-        return changed
+        return least is not None
 
-    def _candidates(self) -> list[tuple[int, int, LoopGroup]]:
-        """Return pairs of groups, by their numbers, and what they would be together, the best
-        first: what one writes for the other, then what both read.
+    def _is_kept(self, one: LoopGroup, other: LoopGroup, together: LoopGroup) -> bool:
+        if self._choose is None:
+            return True
+        parts = sorted((one, other), key=self._first)
+        if not self._order.can_merge(*map(self._first, parts)):
+            return False
+        if self._choose(parts, together) is not None:
+            return True
+        self._fusions[one, other] = None
+        return False
+
+    def _candidates(self) -> list[tuple[int, int, _Fused]]:
+        """Return pairs of groups, by their numbers, and what they would be together, what saves
+        most bytes first.
         """
         users: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
-        # Three reasons to try a pair: a buffer in common, that and equal dimensions, or being
-        # siblings. Trying all pairs would cost the square of the program's length.
         siblings = _neighbours(self._siblings(users).values())
-        alike: dict[tuple[str, object], list[int]] = {}
-        for name, numbers in users.items():
-            for number in numbers:
-                alike.setdefault((name, self._groups[number].dimensions), []).append(number)
         scored = []
         apart = self._gathering()
-        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough:
-        # what they become meets the next one in the next round.
-        for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
+        for a, b in self._pairs(users) | siblings:
             one, other = self._groups[a], self._groups[b]
             if (a, b) in apart or (b, a) in apart:
                 continue
@@ -182,15 +217,39 @@ class _Fusion:
             # Where nothing is stored or loaded less, a launch less does not pay for the registers
             # that two bodies need at once; siblings are the exception.
             if found is None or (
-                found.shared == 0 and not found.vertical and (a, b) not in siblings
+                found.saved == 0 and not found.vertical and (a, b) not in siblings
             ):
                 continue
             # Of equal gains the nearest pair first: what lies between two groups has to move, and
             # the order is the same in every process.
             distance = abs(self._first(one) - self._first(other))
-            scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
+            # Half as much again is no reason to loop over rows for what has none.
+            gain, unlike = found.saved.bit_length(), one.has_rows != other.has_rows
+            scored.append((-gain, unlike, -found.saved, distance, a, b, found))
         scored.sort(key=lambda row: row[:-1])
-        return [(a, b, group) for *_, a, b, group in scored]
+        return [(a, b, found) for *_, a, b, found in scored]
+
+    def _pairs(self, users: Mapping[str, Sequence[int]]) -> set[tuple[int, int]]:
+        """Return pairs of groups that may have something of a buffer in common.
+
+        Trying all of its users would cost the square of the program's length: those that touch it
+        at one address of equal dimensions are tried, and who writes it with who reads it, up to
+        `_WINDOW` apart; of the others neighbours, which meet the next one in the next round.
+        """
+        alike: dict[object, list[int]] = {}
+        equal: dict[object, list[int]] = {}
+        found = _neighbours(users.values())
+        for name, numbers in users.items():
+            for place, number in enumerate(numbers):
+                group = self._groups[number]
+                alike.setdefault((name, group.dimensions), []).append(number)
+                addresses = self._accesses.of(group, group.dimensions) or {}
+                for address in addresses.get(name, _NOWHERE):
+                    equal.setdefault((name, group.dimensions, address), []).append(number)
+                if name in group.written:
+                    near = numbers[max(place - _WINDOW, 0) : place + _WINDOW + 1]
+                    found |= {(min(number, n), max(number, n)) for n in near if n != number}
+        return found | _neighbours(alike.values()) | _neighbours(equal.values(), _WINDOW)
 
     def _gathering(self) -> set[tuple[int, int]]:
         """Return pairs that stay apart: a reduction of one row, and who needs results of such rows
@@ -248,12 +307,22 @@ class _Fusion:
     def _first(self, group: LoopGroup) -> int:
         return self._place[id(group.nodes[0])]
 
-    def _bytes(self, name: str) -> int:
-        found = self._sizes.get(name)
-        if found is None:
-            size = numel(self._buffers[name].layout.sizes).subs(self._hints)
-            found = self._sizes[name] = int(size) if size.is_Integer else _UNKNOWN_SIZE
-        return found
+    def _saved(self, own: _Addresses, others: _Addresses, between: frozenset[str]) -> int:
+        """Return how many bytes two groups touch at the same addresses, of a slice what is read of
+        it; what one writes for the other counts as stored and as loaded.
+        """
+        total = 0
+        for name, addresses in own.items():
+            layout, there = self._buffers[name].layout, others.get(name, _NOWHERE)
+            if there and not self._buffers[name].by_value:
+                count = sum(self._known(n) for at, n in addresses.items() if at in there)
+                most = self._known(numel(layout.sizes))
+                total += min(count, most) * item_bytes(layout.dtype) * (1 + (name in between))
+        return total
+
+    def _known(self, size: sympy.Expr) -> int:
+        known = size if size.is_Integer else size.subs(self._hints)
+        return int(known) if known.is_Integer else _UNKNOWN_SIZE
 
     def _together(self, one: LoopGroup, other: LoopGroup) -> _Fused | None:
         # An extern call has no loops to join.
@@ -270,9 +339,8 @@ class _Fusion:
             if own is not None and others is not None and _same_addresses(one, other, own, others):
                 nodes = sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)])
                 group = LoopGroup(tuple(nodes), dimensions)
-                names = [n for n, at in own.items() if not at.isdisjoint(others.get(n, _NOWHERE))]
-                shared = sum(self._bytes(n) for n in names if not self._buffers[n].by_value)
-                return _Fused(group, bool(one.written & other.touched), shared)
+                between = (one.written & other.touched) | (other.written & one.touched)
+                return _Fused(group, bool(between), self._saved(own, others, between))
         return None
 
 
@@ -315,12 +383,12 @@ def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:
     )
 
 
-def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
-    """Return pairs of each list that stand beside each other, or with one between them."""
+def _neighbours(numbers: Iterable[Sequence[int]], farthest: int = 2) -> set[tuple[int, int]]:
+    """Return pairs of each list that stand beside each other, or at most so far apart."""
     return {
         (a, b)
         for found in numbers
-        for near in (1, 2)
+        for near in range(1, min(farthest, len(found)) + 1)
         for a, b in zip(found, found[near:], strict=False)
     }
 
@@ -345,7 +413,7 @@ class _Accesses:
         return self._of_groups[key]
 
     def _union(self, group: LoopGroup, dimensions: _Dimensions) -> _Addresses | None:
-        found: dict[str, set[sympy.Expr]] = {}
+        found: dict[str, dict[sympy.Expr, sympy.Expr]] = {}
         for loop in group.loops:
             key = (id(loop), dimensions)
             if key not in self._of_loops:
@@ -354,7 +422,7 @@ class _Accesses:
             if addresses is None:
                 return None
             for name, places in addresses.items():
-                found.setdefault(name, set()).update(places)
+                found.setdefault(name, {}).update(places)
         return found
 
     def _of_loop(self, loop: Loop, dimensions: _Dimensions) -> _Addresses | None:
@@ -363,10 +431,10 @@ class _Accesses:
         place = space.place(loop)
         if place is None:
             return None
-        found: dict[str, set[sympy.Expr]] = {}
-        for buffer, index, _ in loop.loads:
-            found.setdefault(buffer, set()).add(place(index))
-        found.setdefault(loop.buffer, set()).add(place(loop.index))
+        found: dict[str, dict[sympy.Expr, sympy.Expr]] = {}
+        for buffer, index in ((loop.buffer, loop.index), *(load[:2] for load in loop.loads)):
+            address = place(index)
+            found.setdefault(buffer, {})[address] = space.elements(address)
         return found
 
 
@@ -374,7 +442,7 @@ def _same_addresses(one: LoopGroup, other: LoopGroup, own: _Addresses, others: _
     """Whether each buffer that one of two groups writes has one address in all loops of both."""
     # Then a lane reads only what it wrote itself; a kernel cannot wait for its other programs.
     if not all(
-        len(own.get(name, _NOWHERE) | others.get(name, _NOWHERE)) == 1
+        len({*own.get(name, _NOWHERE), *others.get(name, _NOWHERE)}) == 1
         for name in one.written | other.written
     ):
         return False
@@ -407,6 +475,11 @@ class _GroupOrder:
         # Group -> its place in the order, and place -> group; merges leave places empty.
         self._slot = list(range(len(edges)))
         self._at: list[int | None] = list(range(len(edges)))
+
+    def can_merge(self, one: int, other: int) -> bool:
+        """Whether `merged` would make one group of two."""
+        first, last = sorted((one, other), key=lambda number: self._slot[number])
+        return self._between(first, last) is not None
 
     def merged(self, one: int, other: int) -> bool:
         """Make one group of two, unless a third has to run after one of them and before the

@@ -163,6 +163,11 @@ class IterationSpace:
                     return dimension, part
         return None
 
+    def elements(self, expr: sympy.Expr) -> sympy.Expr:
+        """Return how many values an expression takes, as the lengths of its parts say."""
+        parts = (part for d in self.dimensions for part in d.parts.values())
+        return numel([part.length for part in parts if part.symbol in expr.free_symbols])
+
     def dimensions_of(self, expr: sympy.Expr) -> set[Dimension]:
         """Return the dimensions whose index an expression uses."""
         symbols = expr.free_symbols

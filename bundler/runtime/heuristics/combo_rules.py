@@ -13,7 +13,7 @@ from typing import Literal
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics.block_limits import is_reduced, max_block, product
+from bundler.runtime.heuristics.block_limits import ceil_div, is_reduced, max_block, product
 from bundler.runtime.heuristics.facts import Facts, ReductionHint, Setting, SizeHints, TileHint
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import (
@@ -33,6 +33,8 @@ class SubKernel:
         hints: its sizes.
         facts: what is known of it.
         reduction_hint, tile_hint: where its kind has one.
+        members: of how many tensors it is, where the blocks of all are balanced, so that each needs
+            about as many programs; else None.
     """
 
     kind: Literal["pointwise", "reduction", "persistent_reduction"]
@@ -40,6 +42,7 @@ class SubKernel:
     facts: Facts = field(default_factory=Facts)
     reduction_hint: ReductionHint = ReductionHint.DEFAULT
     tile_hint: TileHint = TileHint.DEFAULT
+    members: int | None = None
 
     def fingerprint(self) -> tuple[object, ...]:
         """Return what decides its candidates: equal fingerprints, equal candidates."""
@@ -122,6 +125,8 @@ def combo_plan(
     if not kernels:
         raise ConfigError("combination: expected at least one kernel")
     lists = [_candidates(kernel, setting) for kernel in kernels]
+    if all(kernel.members is not None for kernel in kernels):
+        lists = _balanced(kernels, lists, setting.device.warp_size)
     kwargs: dict[str, object] = {}
     limits: dict[str, int] = {}
     owners = []
@@ -181,6 +186,29 @@ def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
                 " reductions",
                 got=kernel.kind,
             )
+
+
+def _balanced(
+    kernels: Sequence[SubKernel], lists: Sequence[list[Config]], lanes: int
+) -> list[list[Config]]:
+    """Return the candidates with smaller blocks in front for kernels of elements that would need
+    fewer programs than another one.
+    """
+    needed = [_programs(kernel, configs[0]) for kernel, configs in zip(kernels, lists, strict=True)]
+    least = lanes * max(configs[0].num_warps for configs in lists)
+    found = []
+    for kernel, configs, number in zip(kernels, lists, needed, strict=True):
+        block, programs = int(configs[0].kwargs.get("XBLOCK", 1)), number
+        # Half of a block takes twice the programs; with fewer elements, threads would have none.
+        while kernel.kind == "pointwise" and block // 2 >= least and programs * 2 <= max(needed):
+            block, programs = block // 2, programs * 2
+        changed = programs != number
+        found.append([configs[0].with_kwargs(XBLOCK=block), *configs] if changed else configs)
+    return found
+
+
+def _programs(kernel: SubKernel, config: Config) -> int:
+    return ceil_div(kernel.hints["x"], config.kwargs.get("XBLOCK", 1)) * (kernel.members or 1)
 
 
 def _own_fields(kernel: SubKernel, config: Config) -> dict[str, object]:

@@ -17,6 +17,7 @@ PrecomputedGrid                 three expressions for each config
 SequentialComboKernelGrid       the blocks of several kernels one after another
 SequentialFlattenComboKernelGrid  the same, each with blocks of its own, along x alone
 RoundRobinComboKernelGrid       the blocks of several kernels in turn
+RoundRobinFlattenComboKernelGrid  the same, each with blocks of its own, along x alone
 ==============================  ==========================================================================
 
 The decorators and Inductor's generated modules get a grid from `open_grid`; `HeuristicKernel` asks
@@ -195,7 +196,8 @@ def _combined(
     """Count the blocks of several kernels in one launch.
 
     Args:
-        order: `sequential`, `flatten` or `round_robin`.
+        order: `sequential` or `round_robin`; each kernel has blocks of its own in `flatten` and
+            `flatten_in_turn`.
         every: the kernels.
         min_blocks: least blocks along x; 0 for none.
         default_blocks: what holds where the config names no block.
@@ -207,7 +209,7 @@ def _combined(
     heights = {
         n: size(f"ynumel_{n}") if part.y is None else part.y for n, part in parts if part.has_y
     }
-    if order == "flatten":
+    if order.startswith("flatten"):
         flat = [
             _product(
                 _pieces(widths[n], None if part.no_x_dim else f"XBLOCK_{n}", blocks),
@@ -215,15 +217,16 @@ def _combined(
             )
             for n, part in parts
         ]
-        return _largest([_sum(flat), min_blocks]), 1, 1
+        longest = _product(_largest(flat), len(parts))
+        return _largest([_sum(flat) if order == "flatten" else longest, min_blocks]), 1, 1
     if order == "sequential":
         x = _sum([_pieces(widths[n], None if p.no_x_dim else "XBLOCK", blocks) for n, p in parts])
     else:
-        longest = [widths[n] for n, part in parts if part.no_x_dim]
+        most = [widths[n] for n, part in parts if part.no_x_dim]
         tunable = [widths[n] for n, part in parts if not part.no_x_dim]
         if tunable:
-            longest.append(_pieces(_largest(tunable), "XBLOCK", blocks))
-        x = _product(_largest(longest), len(parts))
+            most.append(_pieces(_largest(tunable), "XBLOCK", blocks))
+        x = _product(_largest(most), len(parts))
     highest = _largest(list(heights.values())) if heights else None
     y, z = (1, 1) if highest is None else _overflowing(_pieces(highest, "YBLOCK", blocks))
     return _largest([x, min_blocks]), y, z
@@ -244,6 +247,7 @@ _COMBINED = {
     "SequentialComboKernelGrid": "sequential",
     "SequentialFlattenComboKernelGrid": "flatten",
     "RoundRobinComboKernelGrid": "round_robin",
+    "RoundRobinFlattenComboKernelGrid": "flatten_in_turn",
 }
 
 

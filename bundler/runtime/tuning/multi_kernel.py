@@ -3,8 +3,9 @@
 
 `MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for
 the most similar shapes.  Users
-make them from compiled kernels, as `docs/heuristics.md` shows.  `MultiKernelRecords` is the choice
-of a `MultiKernel` as a tuning record, which travels as a kernel's config does.
+make them from compiled kernels, as `docs/heuristics.md` shows.  `ChoiceRecords` is the choice of a
+`MultiKernel` as a tuning record, which travels as a kernel's config does; `MultiKernelRecords` that
+among kernels under heuristics.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.errors import BundlerError, ConfigError, FormatError, NoValidConfig
 from bundler.format import wire
+from bundler.format.bundle import Bundle
 from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.digest import sha256
 from bundler.format.launch_spec import Named, TuningRecord, joint_source
@@ -54,7 +56,83 @@ _NS_OF_MS, _US_OF_S = 1e6, 1e6
 SEARCH = "multi-kernel"
 
 
-class MultiKernelRecords:
+class ChoiceRecords:
+    """Looks up and keeps a choice among implementations that are known by name, as a tuning record.
+
+    Args:
+        name: of what they compute.
+        choices: their names.
+        parts: what a record is compared by; all have to be equal.
+        options: of the tuner: bundle, table, whether to look up and to record; deterministic takes
+            the first, unmeasured.
+        bundle: whose records are looked at first.
+        search: how the choice is found, as records say.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        choices: Iterable[str],
+        parts: Callable[[], Parts],
+        options: TunerOptions | None = None,
+        *,
+        bundle: Callable[[], Bundle | None] = lambda: None,
+        search: str = SEARCH,
+    ) -> None:
+        self._name, self._choices, self._parts = name, tuple(choices), parts
+        self._options, self._bundle, self._search = options or TunerOptions(), bundle, search
+        self._table = tuning_winners.opened_table(self._options.table)
+
+    def find(self) -> tuple[str, str] | Miss:
+        """Return what runs and how it is known: `table`, `first` or `record`; or why nothing is
+        known.
+        """
+        parts = self._parts()
+        if self._table is not None:
+            named = dict(parts)
+            config = self._table.find(self._name, named["source"], named["arguments"])
+            chosen = None if config is None else config.kwargs.get(_KERNEL)
+            if chosen in self._choices:
+                return str(chosen), "table"
+        if self._options.deterministic:
+            return self._choices[0], "first"
+        found = find_record(self._name, parts, self._bundle(), self._options)
+        if isinstance(found, Miss):
+            return found
+        chosen = choice_of(found.record)
+        if chosen not in self._choices:
+            return Miss(
+                f"{found.source}: its choice {chosen!r} is none of {', '.join(self._choices)}"
+            )
+        tuning_listeners.tell(found.record, found.tuning)
+        METER.found(found.tuning)
+        return chosen, "record"
+
+    def keep(
+        self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float
+    ) -> None:
+        """Tell recordings of a choice that was measured, and write it where the next process looks.
+
+        Args:
+            choice: what runs.
+            times_ms, reasons: the times of those that were measured, and why others have none.
+            spent_s: how long it took to measure them.
+        """
+        timings = tuple(
+            Timing(_named(name), time_ns=round(times_ms[name] * _NS_OF_MS))
+            if name in times_ms and name not in reasons
+            else Timing(_named(name), reason=reasons.get(name, "the measurement gave no time"))
+            for name in self._choices
+        )
+        record = TuningRecord(self._name, self._parts(), _named(choice), self._search)
+        keep_record(
+            record,
+            Tuning(id_of(record), timings, 0, round(spent_s * _US_OF_S), int(time.time())),
+            self._options,
+        )
+
+
+class MultiKernelRecords(ChoiceRecords):
     """Looks up and keeps the choice among kernels under heuristics.
 
     A record counts when all of these are equal: the kernels' names, sources, candidates and sizes,
@@ -63,8 +141,7 @@ class MultiKernelRecords:
     Args:
         name: of the multi-kernel.
         kernels: by name, in their order.
-        options: of the tuner: bundle, table, whether to look up and to record; deterministic takes
-            the first kernel, unmeasured.
+        options: as `ChoiceRecords` has them.
 
     Raises:
         ConfigError: there is no kernel.
@@ -75,76 +152,36 @@ class MultiKernelRecords:
     ) -> None:
         if not kernels:
             raise ConfigError(f"{name}: expected kernels to choose from")
-        self._name, self._kernels, self._options = name, dict(kernels), options or TunerOptions()
-        self._table = tuning_winners.opened_table(self._options.table)
-
-    def find(self) -> tuple[str, str] | Miss:
-        """Return the kernel to run and how it is known: `table`, `first` or `record`; or why
-        nothing is known.
-        """
-        parts = self._parts()
-        if self._table is not None:
-            named = dict(parts)
-            config = self._table.find(self._name, named["source"], named["arguments"])
-            chosen = None if config is None else config.kwargs.get(_KERNEL)
-            if chosen in self._kernels:
-                return str(chosen), "table"
-        if self._options.deterministic:
-            return next(iter(self._kernels)), "first"
-        found = find_record(self._name, parts, self._first().tuned.ready().bundle, self._options)
-        if isinstance(found, Miss):
-            return found
-        try:
-            config = tuning_winners.config_of(found.record.config)
-        except FormatError as error:
-            return Miss(f"{found.source}: {error}")
-        chosen = config.kwargs.get(_KERNEL)
-        if set(config.kwargs) != {_KERNEL} or chosen not in self._kernels:
-            return Miss(
-                f"{found.source}: its choice {chosen!r} is none of {', '.join(self._kernels)}"
-            )
-        tuning_listeners.tell(found.record, found.tuning)
-        METER.found(found.tuning)
-        return str(chosen), "record"
-
-    def keep(
-        self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float
-    ) -> None:
-        """Tell recordings of a choice that was measured, and write it where the next process looks.
-
-        Args:
-            choice: the kernel that runs.
-            times_ms, reasons: the times of kernels, and why others have none.
-            spent_s: how long it took to measure them.
-        """
-        timings = tuple(
-            Timing(_named(name), time_ns=round(times_ms[name] * _NS_OF_MS))
-            if name in times_ms and name not in reasons
-            else Timing(_named(name), reason=reasons.get(name, "the measurement gave no time"))
-            for name in self._kernels
-        )
-        record = TuningRecord(self._name, self._parts(), _named(choice), SEARCH)
-        keep_record(
-            record,
-            Tuning(id_of(record), timings, 0, round(spent_s * _US_OF_S), int(time.time())),
-            self._options,
+        first, made = next(iter(kernels.values())), dict(kernels)
+        super().__init__(
+            name,
+            made,
+            lambda: _parts_of(made),
+            options,
+            bundle=lambda: first.tuned.ready().bundle,
         )
 
-    def _first(self) -> HeuristicKernel:
-        return next(iter(self._kernels.values()))
 
-    def _parts(self) -> Parts:
-        rows = self._kernels.items()
-        sources = [(name, toolchain.source_part(kernel.tuned.base)) for name, kernel in rows]
-        configs = [[name, tuning_winners.configs_part(kernel.configs)] for name, kernel in rows]
-        sizes = [f"{name} {sorted(kernel.candidates.hints.items())}" for name, kernel in rows]
-        return parts_of(
-            joint_source(sources),
-            sha256(wire.pack(configs)).hex(),
-            ", ".join(sizes),
-            self._first().tuned.ready().driver,
-            SEARCH,
-        )
+def choice_of(record: TuningRecord) -> str:
+    """Return what a record says that runs; empty where it says something else."""
+    try:
+        config = tuning_winners.config_of(record.config)
+    except FormatError:
+        return ""
+    return str(config.kwargs[_KERNEL]) if set(config.kwargs) == {_KERNEL} else ""
+
+
+def _parts_of(kernels: Mapping[str, HeuristicKernel]) -> Parts:
+    sources = [(name, toolchain.source_part(one.tuned.base)) for name, one in kernels.items()]
+    configs = [[name, tuning_winners.configs_part(one.configs)] for name, one in kernels.items()]
+    sizes = [f"{name} {sorted(one.candidates.hints.items())}" for name, one in kernels.items()]
+    return parts_of(
+        joint_source(sources),
+        sha256(wire.pack(configs)).hex(),
+        ", ".join(sizes),
+        next(iter(kernels.values())).tuned.ready().driver,
+        SEARCH,
+    )
 
 
 def _named(kernel: str) -> Named:
@@ -181,7 +218,7 @@ class MultiKernel:
         measure: Measure,
         *,
         arguments: Mapping[str, Sequence[int]] | None = None,
-        records: MultiKernelRecords | None = None,
+        records: ChoiceRecords | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> None:
         self._reasons: dict[str, str] = dict(refused or {})

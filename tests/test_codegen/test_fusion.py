@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pairs of loops are tried for one kernel, and which of them go first."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bundler.codegen.program import generate  # noqa: E402
+from bundler.runtime.program.program_plan import Launch  # noqa: E402
+
+
+def launches_of(function, *tensors):
+    """Return the arguments of each launch of a function's program."""
+    program = generate(function, [tensor.to("meta") for tensor in tensors])
+    return [step.arguments for step in program.plan.steps if isinstance(step, Launch)]
+
+
+def test_who_writes_is_tried_with_each_of_many_readers():
+    """The rows' sums are read by five kernels of other sizes before the one that has the rows."""
+
+    def function(a, b):
+        sums = a.sum(1)
+        others = [sums[: 40 + n].flip(0) * n for n in range(1, 6)]
+        return *others, b - sums[:, None]
+
+    launches = launches_of(function, torch.empty(64, 300), torch.empty(64, 300))
+    assert any({"@arg0", "@arg1"} <= {*map(str, launch)} for launch in launches)
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+def test_bytes_decide_and_not_elements(wide):
+    """One loop could share a kernel with either of two others, each of which reads what it reads:
+    that with the wider elements gets it.
+    """
+
+    def function(p, q):
+        first = p
+        for number in range(20):  # so much that it is stored, and not computed again
+            first = first * 3 + number
+        # Reads all of the first loop at other places, so these two are never one kernel.
+        last = q * 2 + first.flip(0)
+        return first, last, p * 3 + q * 5
+
+    dtypes = [torch.int8, torch.int8]
+    dtypes[wide] = torch.float64
+    launches = launches_of(function, *(torch.empty(4096, dtype=dtype) for dtype in dtypes))
+    assert len(launches) == 2
+    read = [sum(f"@arg{n}" in map(str, launch) for launch in launches) for n in (0, 1)]
+    assert read[wide] == 1
+
+
+def test_what_saves_far_less_waits_for_what_the_better_pairs_became():
+    """Two small sums over the labels would share a kernel; then what is between them keeps the
+    large loops of a cross entropy apart, which read the scores once more.
+    """
+
+    def function(scores, labels, upstream):
+        loss, backward = torch.func.vjp(
+            lambda one: torch.nn.functional.cross_entropy(one, labels), scores
+        )
+        return loss, *backward(upstream)
+
+    labels = torch.zeros(256, dtype=torch.int64)
+    launches = launches_of(function, torch.empty(256, 4000), labels, torch.empty(()))
+    assert len(launches) == 3
+    assert sum(4000 in launch for launch in launches) == 1
