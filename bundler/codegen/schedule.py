@@ -396,7 +396,7 @@ class _Scheduler:
                 **form,
             )
 
-        if rows_change(group):
+        if plain and rows_change(group):
             # Where it is looped over, a row of any length has the two passes of an online softmax.
             pairs = with_softmax_pairs(group.nodes, hints, least=0)
             looped = write(replace(group, nodes=pairs))

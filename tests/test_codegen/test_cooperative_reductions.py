@@ -375,7 +375,7 @@ def gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module_decorators, "_driver", lambda: driver)
     monkeypatch.setattr(autotuned_kernel, "open_first_driver", lambda _: driver)
-    monkeypatch.setattr(tuner, "CudaClock", lambda: GivenClock(launch))
+    monkeypatch.setattr(tuner, "CudaClock", lambda *_: GivenClock(launch))
     return driver
 
 

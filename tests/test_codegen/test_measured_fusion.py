@@ -125,7 +125,7 @@ def measured(tmp_path, monkeypatch):
 
         monkeypatch.setattr(module_decorators, "_driver", lambda: driver)
         monkeypatch.setattr(autotuned_kernel, "open_first_driver", lambda _: driver)
-        monkeypatch.setattr(tuner, "CudaClock", lambda: GivenClock(lambda call, quantiles: 1.0))
+        monkeypatch.setattr(tuner, "CudaClock", lambda *_: GivenClock(lambda call, quantiles: 1.0))
         monkeypatch.setattr(measured_fusion, "random_arguments", given)
 
         def here(_device, policy, sources):
