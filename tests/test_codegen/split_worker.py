@@ -17,6 +17,7 @@ from bundler.runtime.program.program_plan import Launch
 # A row that is long for a GPU takes the interpreter minutes.
 split_reductions._SHORT_ROW, split_reductions._PROGRAM_THREADS = 64, 8
 split_reductions._LEAST_EACH, split_reductions._COLUMNS = 4, 4
+split_reductions._LEAST_ROWS = 8
 
 
 def whole(x):
@@ -32,13 +33,17 @@ def columns(x):
     return (x * 2).sum(0), x.amax(0), torch.var_mean(x, 0)
 
 
+def of_rows(x):
+    return ((x - x.amax(1, keepdim=True)) * 2).sum()
+
+
 #: Function, example's sizes, and further ones: shorter than there are pieces, and longer.
 CHANGING = [
     (whole, (301,), [(5,), (64,), (500,)]),
     (rows, (3, 301), [(2, 2), (4, 97)]),
     (columns, (1806,), [(12,), (600,), (2406,)]),
 ]
-FIXED = [(whole, (307,)), (rows, (2, 307)), (columns, (6 * 307,))]
+FIXED = [(whole, (307,)), (rows, (2, 307)), (columns, (6 * 307,)), (of_rows, (12, 307))]
 
 
 def flat(value):

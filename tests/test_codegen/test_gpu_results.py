@@ -34,7 +34,7 @@ def changed(result, change):
         (lambda graph: graph["times"].update(ratio=1.3), "run time, the slowest graph"),
         (
             lambda graph: graph["kernels"].update(ours=9),
-            "graphs with more kernels and calls than Inductor's",
+            "graphs with more kernels and calls than Inductor's, unless explained",
         ),
         (
             lambda graph: graph["off"].update(ours=99.0),

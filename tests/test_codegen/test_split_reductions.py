@@ -42,6 +42,19 @@ def test_one_program_reduces_long_rows_of_any_length_in_two_launches(function, s
     assert sum(isinstance(step, Launch) for step in program.plan.steps) == 2
 
 
+def test_a_sum_of_everything_shares_the_kernel_of_its_rows():
+    """Cut into these rows, so that each is read where it was reduced."""
+
+    def divergence(a, b):
+        a, b = a.log_softmax(-1), b.log_softmax(-1)
+        return torch.nn.functional.kl_div(a, b, log_target=True, reduction="batchmean")
+
+    for rows, launches in ((264, 2), (263, 3)):
+        program = generate(divergence, [torch.empty(rows, 4096)] * 2)
+        found = sum(isinstance(step, Launch) for step in program.plan.steps)
+        assert (found <= 2) == (launches == 2), (rows, found)
+
+
 @pytest.mark.parametrize("sizes", [(3000,), (500, 3000)])
 def test_short_rows_and_many_rows_are_one_kernel(sizes):
     """The example's length decides."""

@@ -47,7 +47,7 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import CHANGING, GRAPHS, POLICIES, STEPS, TUNED, filled
+from tools.codegen.compared_graphs import CHANGING, GRAPHS, STEPS, TUNED, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -148,7 +148,7 @@ def _cache(folder: Path) -> Iterator[Path]:
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
     graph = trace(GRAPHS[name][0], filled(name, DEVICE), dynamic=name in CHANGING)
     started = time.thread_time()
-    policy = POLICIES.get(name, ProgramPolicy(max_autotune=name in TUNED))
+    policy = ProgramPolicy(max_autotune=name in TUNED)
     options = GenerateOptions(sources=str(folder / "sources"), policy=policy)
     program = program_of_graph(graph, options)
     seconds.append(time.thread_time() - started)

@@ -15,26 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundler.codegen.program_policy import ProgramPolicy
-
 Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
-#: Graphs of ours that are generated under a policy of their own.
-POLICIES: dict[str, ProgramPolicy] = {}
 #: Graphs whose sizes may change from call to call; `bench` times them at those of the example.
 CHANGING = frozenset({"changing_softmax", "changing_layer_norm"})
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
 #: Graphs that both sides tune as by `max-autotune`.
-TUNED = frozenset({"few_long_sums", "few_long_softmax", "few_long_variances"})
+TUNED = frozenset(
+    {
+        *("few_long_sums", "few_long_softmax", "few_long_variances"),
+        *("tiles_transposed", "tiles_scaled_rows", "tiles_shifted_long_rows"),
+    }
+)
 # A list of tensors of mixed sizes, as the parameters of a small model.
 _LIST = ((256, 1024), (1024,), (1024, 512), (512,), (300, 70)) * 12
 
 
 def graph(
-    *shapes: tuple[int, ...] | torch.Tensor,
-    dtype: torch.dtype = torch.float32,
-    policy: ProgramPolicy | None = None,
+    *shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> Callable[[Any], Any]:
     """Add a function with inputs of these shapes; a tensor stands for itself."""
 
@@ -46,8 +45,6 @@ def graph(
 
     def add(function: Any) -> Any:
         GRAPHS[function.__name__] = (function, make)
-        if policy is not None:
-            POLICIES[function.__name__] = policy
         return function
 
     return add
@@ -425,20 +422,76 @@ def argsort(a: Tensor) -> Any:
     return a.argsort(dim=-1, stable=True)
 
 
-TILES = ProgramPolicy(use_tensor_descriptor=True)
-
-
-@graph((4096, 4096), (4096, 4096), dtype=torch.bfloat16, policy=TILES)
+@graph((4096, 4096), (4096, 4096), dtype=torch.bfloat16)
 def tiles_transposed(a: Tensor, b: Tensor) -> Any:
     return a + b.t()
 
 
-@graph((16384, 1024), dtype=torch.bfloat16, policy=TILES)
-def tiles_quantized_rows(a: Tensor) -> Any:
+@graph((16384, 1024), dtype=torch.bfloat16)
+def tiles_scaled_rows(a: Tensor) -> Any:
     scale = a.abs().amax(-1, keepdim=True).float() / 127.0
-    return (a / scale).round().to(torch.int8), scale
+    return (a / scale).to(torch.bfloat16), scale
 
 
-@graph((4096, 16384), policy=TILES)
+@graph((4096, 16384))
 def tiles_shifted_long_rows(a: Tensor) -> Any:
     return a - a.amax(-1, keepdim=True), a.argmax(-1)
+
+
+# Scans: along memory, across it, and of few long rows.
+
+
+@graph((64, 4096, 128), (64, 4096, 128))
+def gated_cumsum(a: Tensor, gate: Tensor) -> Any:
+    return (a * torch.sigmoid(gate)).cumsum(1)
+
+
+@graph((8192, 2048))
+def running_sums(a: Tensor) -> Any:
+    return a.cumsum(-1) / a.shape[-1]
+
+
+@graph((4, 1 << 20))
+def few_long_scans(a: Tensor) -> Any:
+    return torch.logcumsumexp(a, -1)
+
+
+# What models have that took far longer than Inductor's kernels once.
+
+
+@graph((4096, 8192), (4096, 8192))
+def kl_divergence(a: Tensor, b: Tensor) -> Any:
+    ours, theirs = F.log_softmax(a, -1), F.log_softmax(b, -1)
+    return F.kl_div(ours, theirs, log_target=True, reduction="batchmean")
+
+
+@graph((64, 512, 768), (64, 512))
+def masked_mean(states: Tensor, scores: Tensor) -> Any:
+    mask = (scores > 0).unsqueeze(-1).to(states.dtype)
+    return (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+
+
+@graph((8, 64, 64, 64))
+def bilinear(a: Tensor) -> Any:
+    return F.interpolate(a, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+
+@graph((16, 56, 56, 96))
+def shifted_windows(a: Tensor) -> Any:
+    rolled = torch.roll(a, (-3, -3), (1, 2))
+    windows = rolled.view(16, 8, 7, 8, 7, 96).permute(0, 1, 3, 2, 4, 5)
+    return windows.reshape(-1, 49, 96) * 2
+
+
+@graph((16, 64, 64, 64), (64, 64, 3, 3), (64,), (64,))
+def group_norm_of_convolution(a: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    return F.silu(F.group_norm(F.conv2d(a, kernel, padding=1), 8, weight, bias))
+
+
+@graph((16, 2048, 16), (16, 2048), (16, 2048), (16, 16), (16, 16), (2048, 16))
+def state_space_step(
+    state: Tensor, x: Tensor, step: Tensor, b: Tensor, c: Tensor, decay: Tensor
+) -> Any:
+    step = F.softplus(step).unsqueeze(-1)
+    new = state * torch.exp(-step * torch.exp(decay)) + step * b.unsqueeze(1) * x.unsqueeze(-1)
+    return new, (new * c.unsqueeze(1)).sum(-1) + x

@@ -33,6 +33,7 @@ from bundler.codegen import generate
 from bundler.format.entries import Target
 from bundler.runtime.program.program_plan import Launch, OperatorStep
 from bundler.toolchain.declared_target import declared
+from tools.codegen.bench_rows import EXPLAINED
 from tools.codegen.command_line import parser
 from tools.codegen.compared_graphs import GRAPHS
 from tools.shared import measurement
@@ -56,15 +57,17 @@ OTHER_PARAMETERS: Mapping[str, str] = {
         " sum behind writes over what `topk` returned"
     ),
     "sampler": "Inductor's softmax writes over what `topk` returned",
+    "few_long_variances": (
+        "all pieces have one length, so no kernel reads how many elements each has"
+    ),
+    "group_norm_of_convolution": (
+        "the kernel that reads what was convolved applies the norm; Inductor's copies it first"
+    ),
     "rotary": "both halves are read where they are needed; Inductor joins them in memory before",
     "adamw": (
         "moments and parameters are changed where they are; Inductor reads and writes them as two"
         " parameters"
     ),
-}
-# Graphs with more launches than Inductor's, and why.
-EXPLAINED: Mapping[str, str] = {
-    "norms_of_list": "Inductor calls torch's operator on the list, which launches kernels itself",
 }
 _COMPARED = ("full", "unaligned", "ones", "types")
 _Found = dict[str, Any]

@@ -60,12 +60,6 @@ _INPUTS = "example_inputs"
     "What the program is called in the bundle; without it as the function is.",
     default="",
 )
-@option(
-    "--templates T",
-    "all: products of matrices become kernels, too, and what torch would still compute is refused.",
-    type=click.Choice(("none", "all")),
-    default="none",
-)
 @repeated(
     "--weights FILE",
     "weights",
@@ -73,8 +67,8 @@ _INPUTS = "example_inputs"
 )
 @option(
     "--templates WHICH",
-    "Which operators of libraries become kernels, too: all, products of matrices among them, or"
-    " refuse a program that still calls one; or none, and call them.",
+    "all: products of matrices and attention become kernels, too, and what torch would still"
+    " compute is refused; none: these are called.",
     type=click.Choice(["all", "none"]),
     default="none",
 )

@@ -5,9 +5,9 @@ Two groups of loops become one where their dimensions agree (equal numel, or num
 numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
 writes and the other touches is touched at the same address, no other node has to run between them,
 and they read a buffer at the same addresses, too, so that it is read once.  All pairs of groups
-that touch a buffer are tried, up to `_WINDOW` apart among its users; that which saves most bytes
-goes first, and where a measurement may tell (`Choose`), only what it finds faster is made.
-`schedule` calls it.
+that touch a buffer at one address are tried, up to `_WINDOW` apart among its users; those of which
+one writes for the other go first, then that which saves most bytes, and where a measurement may
+tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class _Fusion:
         return False
 
     def _candidates(self) -> list[tuple[int, int, _Fused]]:
-        """Return pairs of groups, by their numbers, and what they would be together, what saves
-        most bytes first.
+        """Return pairs of groups, by their numbers, and what they would be together, the best
+        first: what one writes for the other, which others would keep apart, then what saves most
+        bytes.
         """
         users: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
@@ -225,7 +226,8 @@ class _Fusion:
             distance = abs(self._first(one) - self._first(other))
             # Half as much again is no reason to loop over rows for what has none.
             gain, unlike = found.saved.bit_length(), one.has_rows != other.has_rows
-            scored.append((-gain, unlike, -found.saved, distance, a, b, found))
+            score = (-int(found.vertical), -gain, unlike, -found.saved, distance)
+            scored.append((*score, a, b, found))
         scored.sort(key=lambda row: row[:-1])
         return [(a, b, found) for *_, a, b, found in scored]
 
@@ -233,22 +235,19 @@ class _Fusion:
         """Return pairs of groups that may have something of a buffer in common.
 
         Trying all of its users would cost the square of the program's length: those that touch it
-        at one address of equal dimensions are tried, and who writes it with who reads it, up to
-        `_WINDOW` apart; of the others neighbours, which meet the next one in the next round.
+        at one address of equal dimensions are tried up to `_WINDOW` apart; of the others, and of
+        those of equal dimensions, neighbours, which meet the next one in the next round.
         """
         alike: dict[object, list[int]] = {}
         equal: dict[object, list[int]] = {}
         found = _neighbours(users.values())
         for name, numbers in users.items():
-            for place, number in enumerate(numbers):
+            for number in numbers:
                 group = self._groups[number]
                 alike.setdefault((name, group.dimensions), []).append(number)
                 addresses = self._accesses.of(group, group.dimensions) or {}
                 for address in addresses.get(name, _NOWHERE):
                     equal.setdefault((name, group.dimensions, address), []).append(number)
-                if name in group.written:
-                    near = numbers[max(place - _WINDOW, 0) : place + _WINDOW + 1]
-                    found |= {(min(number, n), max(number, n)) for n in near if n != number}
         return found | _neighbours(alike.values()) | _neighbours(equal.values(), _WINDOW)
 
     def _gathering(self) -> set[tuple[int, int]]:

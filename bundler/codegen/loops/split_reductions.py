@@ -4,8 +4,9 @@
 The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along
 the rows is cut so that a piece is one run of it; memory that runs across them so that the rows of
 one piece lie beside each other.  A reduction across rows that another kernel reduces anyway is cut
-into the blocks of rows of that kernel's programs (`mixed_reductions`).  `schedule` calls it before
-fusion.
+into the blocks of rows of that kernel's programs (`mixed_reductions`), and a sum of everything that
+reads what rows were reduced to into these rows, so that it shares their kernel.  `schedule` calls
+it before fusion.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _COLUMNS, _DEPTH = 128, 4
 _MOST_COLUMNS = 64 * _MULTIPROCESSORS
 # Pieces of one length need no mask, which is worth so many times more or fewer pieces.
 _SAME_LENGTHS = 1.5
+# Fewer rows keep no device busy; the results of more are too many for the program that adds them.
+_LEAST_ROWS, _MOST_ROWS = 2 * _MULTIPROCESSORS, 1 << 15
 # Bounds the search for a divisor.
 _MAX_DIVISIONS = 65536
 
@@ -88,7 +91,10 @@ def split(
     """
     found: list[Node] = []
     means: _Means = {}
-    mixed = mixed_orders(nodes, hints)
+    mixed, loops = (
+        mixed_orders(nodes, hints),
+        {one.buffer: one for one in nodes if isinstance(one, Loop)},
+    )
     for node in nodes:
         if not isinstance(node, Loop) or node.buffer in whole:
             found.append(node)
@@ -98,6 +104,7 @@ def split(
         if pieces is None:
             found.append(node)
             continue
+        pieces = _rows_read(node, loops) or pieces
         splitter = _Splitter(builder, node, pieces)
         if rows_each:
             steps = splitter.mixed(rows_each)
@@ -133,6 +140,19 @@ def pieces_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> RowPieces | None
     return RowPieces(count, FloorDiv(whole + count - 1, count), across)
 
 
+def _rows_read(loop: Loop, loops: Mapping[str, Loop]) -> RowPieces | None:
+    """Return the rows of the same elements that a reduction of everything reads results of."""
+    if loop.kind not in _PLAIN or numel(loop.sizes) != 1:
+        return None
+    for name in sorted(loop.reads & loops.keys()):
+        rows, row = (numel(part) for part in (loops[name].sizes, loops[name].reduced_sizes))
+        of_rows = loops[name].has_rows and rows * row == numel(loop.reduced_sizes)
+        many = rows.is_Integer and _LEAST_ROWS <= rows <= _MOST_ROWS
+        if of_rows and many and runs_along(loops[name]):
+            return RowPieces(rows, row, across=False)
+    return None
+
+
 def _blocks_of(loop: Loop, rows_each: int) -> RowPieces:
     """Return the blocks of so many rows that a reduction across rows is cut into."""
     count = FloorDiv(numel(loop.reduced_sizes) + rows_each - 1, sympy.Integer(rows_each))
@@ -143,7 +163,7 @@ def pieces_along(rows: int, row: int) -> int:
     """Return how many pieces keep the device busy where memory runs along the rows; 1 where the
     rows do.
     """
-    if rows >= 2 * _MULTIPROCESSORS or row <= _SHORT_ROW:
+    if rows >= _LEAST_ROWS or row <= _SHORT_ROW:
         return 1
     work, threads = rows * row, _MULTIPROCESSORS * _THREADS
     if work <= _LEAST_EACH * threads:
