@@ -15,18 +15,6 @@ def launches_of(function, *tensors):
     return [step.arguments for step in program.plan.steps if isinstance(step, Launch)]
 
 
-def test_who_writes_is_tried_with_each_of_many_readers():
-    """The rows' sums are read by five kernels of other sizes before the one that has the rows."""
-
-    def function(a, b):
-        sums = a.sum(1)
-        others = [sums[: 40 + n].flip(0) * n for n in range(1, 6)]
-        return *others, b - sums[:, None]
-
-    launches = launches_of(function, torch.empty(64, 300), torch.empty(64, 300))
-    assert any({"@arg0", "@arg1"} <= {*map(str, launch)} for launch in launches)
-
-
 @pytest.mark.parametrize("wide", [0, 1])
 def test_bytes_decide_and_not_elements(wide):
     """One loop could share a kernel with either of two others, each of which reads what it reads:
