@@ -99,10 +99,10 @@ def test_what_the_reference_calls_is_called(name, function):
     """A histogram needs a kernel of another kind, which Inductor does not have either; of equally
     frequent values a GPU takes another one than a CPU.
     """
-    from torch._inductor.lowering import fallbacks
+    from torch._inductor.lowering import fallbacks, lowerings
 
     operator = getattr(torch.ops.aten, name).default
-    assert operator in fallbacks
+    assert operator in fallbacks or operator not in lowerings
     program = generate(function, [torch.zeros(100)])
     assert [one.operator for one in program.fallbacks] == [str(operator)]
     assert len(program.kernels) == 1
