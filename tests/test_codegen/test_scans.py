@@ -99,10 +99,12 @@ def test_what_the_reference_calls_is_called(name, function):
     """A histogram needs a kernel of another kind, which Inductor does not have either; of equally
     frequent values a GPU takes another one than a CPU.
     """
-    from torch._inductor.lowering import fallbacks, lowerings
+    from torch._inductor import config
+    from torch._inductor.lowering import fallbacks
 
     operator = getattr(torch.ops.aten, name).default
-    assert operator in fallbacks or operator not in lowerings
+    # Newer releases can sort for a mode, and do not unless they are told to.
+    assert operator in fallbacks or not getattr(config.triton, "decompose_sort_ops", False)
     program = generate(function, [torch.zeros(100)])
     assert [one.operator for one in program.fallbacks] == [str(operator)]
     assert len(program.kernels) == 1
