@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama of the shape of 1 B parameters in plain PyTorch, with random weights, and programs of it in
-one bundle, built without a GPU: `prefill_64` and `prefill_128` read a prompt of up to so many
+"""A Llama of the shape of 1 B parameters in plain PyTorch, with random weights, and programs of it
+in one bundle, built without a GPU: `prefill_64` and `prefill_128` read a prompt of up to so many
 tokens, `decode` one token after another.
 
     python examples/llama.py --bundle llama.tbundle --weights llama.safetensors

@@ -4,9 +4,9 @@ can be made. Imports torch.
 
 torch takes `scaled_dot_product_attention` apart while it traces: into the operator of a library of
 its own, or into products and a softmax, as device, dtypes and strides decide. In place of these the
-graph gets `triton_bundler.attention`, with sizes and strides of what torch would have made. Dropout,
-gradients, and what no kernel is made for, stay as torch has them; float64 and larger heads become
-products and a softmax.
+graph gets `triton_bundler.attention`, with sizes and strides of what torch would have made.
+Dropout, gradients, and what no kernel is made for, stay as torch has them; float64 and larger heads
+become products and a softmax.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FusionMeasurements`: whether kernels are faster as one than each by itself, by building both forms
-and timing them on the device that a program is for.
+"""`FusionMeasurements`: whether kernels are faster as one than each by itself, by building both
+forms and timing them on the device that a program is for.
 
 ::
 
@@ -8,8 +8,8 @@ and timing them on the device that a program is for.
     in turn    a shared launch whose programs take the parts in turn
     apart      each kernel by itself, one after the other
 
-A decision is a tuning record of the kernels' texts and sizes on such a device, by such a compiler: a
-recording and the program's bundle take it along, and another process decides by it without a
+A decision is a tuning record of the kernels' texts and sizes on such a device, by such a compiler:
+a recording and the program's bundle take it along, and another process decides by it without a
 measurement.  Where there is no such device, a record of any device decides, unless two differ, and
 else the rule.  `program` makes one where the policy has `measured_fusion`, `schedule` asks it.
 """
@@ -52,7 +52,8 @@ APART, TOGETHER, IN_TURN = "apart", "together", "in turn"
 # The kernels of a form, in the order in which they are launched.
 Forms = Mapping[str, Sequence[KernelText]]
 
-# A measurement compiles and tunes three kernels, which takes seconds; the rule decides what is left.
+# A measurement compiles and tunes three kernels, which takes seconds; the rule decides what is
+# left.
 _MOST_MEASURED = 64
 # A kernel of several that keeps more 32-bit words of a thread in memory is not timed, as in torch.
 _MOST_SPILLED = 8

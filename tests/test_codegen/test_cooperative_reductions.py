@@ -228,7 +228,7 @@ def test_a_plan_whose_forms_cannot_be_is_refused(change):
         read_plan(raw.encode())
 
 
-# ---------------------------------------------------------------------------------------- Candidates
+# --------------------------------------------------------------------------------------- Candidates
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
@@ -259,7 +259,7 @@ def test_a_deterministic_program_has_one_candidate():
     assert not step.measured
 
 
-# ------------------------------------------------------------------------------------------ Launches
+# ----------------------------------------------------------------------------------------- Launches
 
 
 def measured_program():
@@ -433,7 +433,7 @@ def test_the_faster_form_is_a_record_that_a_bundle_brings(
     assert [launch.plan.kernel for launch in launches] == expected
 
 
-# ------------------------------------------------------------------------------------------ Counters
+# ----------------------------------------------------------------------------------------- Counters
 
 
 class Streams:

@@ -108,7 +108,7 @@ def right(memory, results, x, state):
 
 
 def test_repeated_calls_are_one_launch_of_a_graph(memory):
-    """With inputs at rest nothing is allocated or copied any more; the state is changed in place."""
+    """With inputs at rest nothing is allocated or copied; the state is changed in place."""
     run, launcher = runner(memory)
     x, state, known = row(memory, 1), row(memory, 0), 0
     for _ in range(8):
@@ -125,7 +125,7 @@ def test_repeated_calls_are_one_launch_of_a_graph(memory):
 
 
 def test_results_are_the_callers_for_as_long_as_it_has_them(memory):
-    """A result, or a view of it, that is kept is not written over: the graph returns copies then."""
+    """A result that is kept, or a view of it, is not written over: copies are returned then."""
     run, _ = runner(memory)
     x, state, kept, known = row(memory, 1), row(memory, 0), [], 0
     for number in range(12):

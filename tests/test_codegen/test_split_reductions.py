@@ -49,10 +49,11 @@ def test_a_sum_of_everything_shares_the_kernel_of_its_rows():
         a, b = a.log_softmax(-1), b.log_softmax(-1)
         return torch.nn.functional.kl_div(a, b, log_target=True, reduction="batchmean")
 
-    for rows, launches in ((264, 2), (263, 3)):
+    found = {}
+    for rows in (264, 263):
         program = generate(divergence, [torch.empty(rows, 4096)] * 2)
-        found = sum(isinstance(step, Launch) for step in program.plan.steps)
-        assert (found <= 2) == (launches == 2), (rows, found)
+        found[rows] = sum(isinstance(step, Launch) for step in program.plan.steps)
+    assert found[264] == 2 < found[263]
 
 
 @pytest.mark.parametrize("sizes", [(3000,), (500, 3000)])

@@ -3,9 +3,10 @@
 works for one of them.
 
 The programs of the first part come first, then those of the second, and so on; or neighbouring
-programs take the parts in turn, where a measurement found that faster.  A part has the lines that its kernel has alone, behind a test of the program's number, and blocks of its own,
-`XBLOCK_0`, `XBLOCK_1`.  Kernels that are equal but for their tensors are one part: its programs
-choose the tensors, so that a list of many tensors of few shapes is a short text.
+programs take the parts in turn, where a measurement found that faster.  A part has the lines that
+its kernel has alone, behind a test of the program's number, and blocks of its own, `XBLOCK_0`,
+`XBLOCK_1`.  Kernels that are equal but for their tensors are one part: its programs choose the
+tensors, so that a list of many tensors of few shapes is a short text.
 
 ::
 

@@ -3,9 +3,9 @@
 read, written or both, sizes, numels.
 
 Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `in_number<i>`, `ks<i>`,
-`load_seed_offset<i>`, `ws_ptr<i>`, `counters`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
-constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the
-wrapper passes what `outer` lists.
+`load_seed_offset<i>`, `ws_ptr<i>`, `counters`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`),
+then blocks, which are constexpr.  The body writer asks for names, `module_text` writes signature
+and metadata, and the wrapper passes what `outer` lists.
 """
 
 from __future__ import annotations

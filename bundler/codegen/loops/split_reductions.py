@@ -104,7 +104,8 @@ def split(
         if pieces is None:
             found.append(node)
             continue
-        pieces = _rows_read(node, loops) or pieces
+        if not rows_each:
+            pieces = _rows_read(node, loops) or pieces
         splitter = _Splitter(builder, node, pieces)
         if rows_each:
             steps = splitter.mixed(rows_each)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices as kernels: mm, bmm, those that add to one (addmm, baddbmm, addbmm), those of
-8-bit floats with scales, and convolutions whose windows do not overlap.
+"""Products of matrices as kernels: mm, bmm, those that add to one (addmm, baddbmm, addbmm), those
+of 8-bit floats with scales, and convolutions whose windows do not overlap.
 
 Floats of 8, 16 and 32 bits become a node of its own kind, whose kernel is a template; integers and
 float64, which have few products, a sum along rows. `PRODUCTS` maps names to functions (builder,

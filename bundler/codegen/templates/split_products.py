@@ -3,7 +3,8 @@
 of what is summed up, and a reduction that adds up the pieces in a fixed order.
 
 Else few programs would read all of a large matrix. Pieces are stored in float32, and what is
-computed of the product joins the reduction as it joins any other. `schedule` calls it before fusion.
+computed of the product joins the reduction as it joins any other. `schedule` calls it before
+fusion.
 """
 
 from __future__ import annotations

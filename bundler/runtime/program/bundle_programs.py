@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load_program`: a program of a bundle, its plan read and checked, its kernels launched statically;
-`load_programs`: several of one bundle, which share their weights.
+"""`load_program`: a program of a bundle, its plan read and checked, its kernels launched
+statically; `load_programs`: several of one bundle, which share their weights.
 
     program = bundler.runtime.load_program("model.tbundle", memory=memory)
     (output,) = program(x, weight)
