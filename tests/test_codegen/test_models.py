@@ -425,4 +425,9 @@ def test_a_second_start_is_told_without_what_torch_does_before():
         "ours": {"whole_s": 3.0, "rest_s": 1.0},
         "inductor": {"whole_s": 4.0, "rest_s": 2.0},
     }
-    assert model_times.second_ratios(sides) == {"second start": 0.75, "second start's rest": 0.5}
+    first = {side: {"whole_s": 8.0, "rest_s": 0.0} for side in sides}
+    assert model_times.start_ratios({"first": first, "second": sides}) == {
+        "first start": 1.0,
+        "second start": 0.75,
+        "second start's rest": 0.5,
+    }

@@ -4,7 +4,7 @@
 
     python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE ASKED
 
-ASKED is no, too, time, time-graphs, judge-graphs or second-SIDE: see `judged`.
+ASKED is no, too, time, time-starts, time-graphs, judge-graphs or start-SIDE: see `judged`.
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -54,9 +54,8 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
     try:
         subject = Subject(models, name, mode, device)
         if inductor.startswith("time"):
-            graphs = "graphs" in inductor
-            task = () if graphs else (library, name, mode, device)
-            times = model_times.measured(subject, *task, graphs=graphs)
+            task = (library, name, mode, device) if "starts" in inductor else ()
+            times = model_times.measured(subject, *task, graphs="graphs" in inductor)
             yield {"status": "", "times": times}
             return
         if inductor.startswith(model_times.ASKED):

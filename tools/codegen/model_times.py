@@ -6,8 +6,9 @@ Wall time is that of a call between two waits for the GPU, host time that of a c
 waits for; device time is the sum over the kernels of a call, as torch's profiler has it.  Other
 processes of the same run wait at a lock, so that one measures at a time.
 
-A second start is the first call in a new process that finds what another one left: ours, and
-Inductor with its warm caches.  `whole_s` is that call, forward and backward, with the wait for the
+A first start is the first call in a new process with empty caches, and a second start that in one
+that finds what the first left: ours, and Inductor with its warm caches; each side may compile on
+all cores that the process has.  `whole_s` is that call, forward and backward, with the wait for the
 device; `rest_s` is that without what Dynamo and AOTAutograd take, as torch's own meters have it.  A
 warm Inductor takes a graph from AOTAutograd's cache, so nothing of it is AOTAutograd's then.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import functools
+import importlib
 import json
 import math
 import os
@@ -41,13 +43,21 @@ from tools.shared.processes import ROOT, command
 Found = dict[str, Any]
 SIDES = ("eager", "inductor", "ours")
 _WARM, _ROUNDS, _PROFILED = 5, 40, 3
-_SECOND_SIDES = ("inductor", "ours")
-#: Names of the ratios, by what of a first call each compares.
-SECOND_RATIOS = {"second start": "whole_s", "second start's rest": "rest_s"}
+#: The sides that compile.
+STARTED = ("inductor", "ours")
+#: Names of the ratios, by the start and what of it each compares.
+START_RATIOS = {
+    "first start": ("first", "whole_s"),
+    "first start's rest": ("first", "rest_s"),
+    "second start": ("second", "whole_s"),
+    "second start's rest": ("second", "rest_s"),
+}
 #: What a side's process is asked for.
-ASKED = "second-"
+ASKED = "start-"
 # The shortest counts: what else goes on only makes it longer.
-_SECOND_STARTS = 3
+_FIRST_STARTS, _SECOND_STARTS = 2, 3
+# Variables that name the folders of caches.
+_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 
 
 def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
@@ -56,8 +66,8 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
 
     Args:
         subject: the model.
-        task: that other processes are given which measure its second start, `second`; without one
-            nobody does.
+        task: that other processes are given which measure its starts, `first` and `second`; without
+            one nobody does.
         graphs: let both sides launch repeated calls as CUDA graphs.
     """
     from bundler.codegen.torch_backend import triton_bundler
@@ -85,7 +95,7 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
         for side, step in steps.items():
             found[side] |= samples[side] | _profiled(step) | {"peak": _peak(step)}
         if task:
-            found["second"] = second_starts(*task)
+            found |= starts(*task)
     return found
 
 
@@ -141,13 +151,13 @@ def _peak(step: Callable[[], Any]) -> int:
 
 
 def ratios(times: Found) -> dict[str, float]:
-    """Return ours beside Inductor's: wall, host, device, kernels, first call, peak memory, and the
-    first call of a second process.
+    """Return ours beside Inductor's: wall, host, device, kernels, first call, peak memory, and
+    starts.
     """
     names = ("wall", "host", "device", "kernels", "first_s", "peak")
     ours, theirs = times["ours"], times["inductor"]
     found = {name: round(ours[name] / theirs[name], 3) for name in names if theirs[name]}
-    return found | (second_ratios(times["second"]) if "second" in times else {})
+    return found | (start_ratios(times) if "second" in times else {})
 
 
 def lines(models: Mapping[str, Found]) -> Iterable[str]:
@@ -158,7 +168,7 @@ def lines(models: Mapping[str, Found]) -> Iterable[str]:
         told = ", ".join(f"{key} {value:.2f}" for key, value in one.items())
         yield f"{name}: {told}; ours wall {ours['wall']:.0f} us, device {ours['device']:.0f} us"
     if known:
-        names = ("wall", "host", "device", "first_s", "peak", *SECOND_RATIOS)
+        names = ("wall", "host", "device", "first_s", "peak", *START_RATIOS)
         means = {
             key: math.exp(statistics.fmean(math.log(one[key]) for one in known.values()))
             for key in names
@@ -168,38 +178,43 @@ def lines(models: Mapping[str, Found]) -> Iterable[str]:
         yield f"geometric mean of {len(known)}: {told}"
 
 
-# ---------------------------------------------------------------------------------- Second starts
+# ----------------------------------------------------------------------------------------- Starts
 
 
-def second_starts(*task: str) -> Found:
-    """Return by side what `first_call` says in processes of their own, which find what this process
-    left, or the first of them.
+def starts(*task: str) -> Found:
+    """Return by start and side what `first_call` says in processes of their own: with caches that
+    are empty, and with those that a first start left.
 
     Args:
         task: the first arguments of `model_process`: library, name, mode, device.
     """
-    return {
-        side: min(
-            (_process(*task, side=side) for _ in range(_SECOND_STARTS)),
-            key=lambda one: one["whole_s"],
-        )
-        for side in _SECOND_SIDES
-    }
+    found: Found = {"first": {}, "second": {}}
+    for side in STARTED:
+        for number in range(_FIRST_STARTS):
+            with tempfile.TemporaryDirectory(prefix="start.") as folder:
+                _started(found["first"], side, *task, folder=folder)
+                for _ in range(_SECOND_STARTS if number == 0 else 0):
+                    _started(found["second"], side, *task, folder=folder)
+    return found
 
 
-def _process(*task: str, side: str) -> Found:
-    with tempfile.TemporaryDirectory(prefix="second.") as folder:
-        answer = Path(folder, "answer.json")
-        line = command("tools.codegen.model_process", *task, str(answer), f"{ASKED}{side}")
-        subprocess.run(line, check=True, cwd=ROOT, capture_output=True)
-        found: Found = json.loads(answer.read_text())["first"]
-        return found
+def _started(found: Found, side: str, *task: str, folder: str) -> None:
+    """Start a side with the caches of a folder, and keep what is said if that was the shortest."""
+    answer = Path(folder, "answer.json")
+    line = command("tools.codegen.model_process", *task, str(answer), f"{ASKED}{side}")
+    environment = os.environ | {name: str(Path(folder, name)) for name in _CACHES}
+    environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(len(os.sched_getaffinity(0)))
+    subprocess.run(line, check=True, cwd=ROOT, capture_output=True, env=environment)
+    first = json.loads(answer.read_text())["first"]
+    if side not in found or first["whole_s"] < found[side]["whole_s"]:
+        found[side] = first
 
 
 def first_call(subject: Any, side: str) -> Found:
     """Return what the first call of a model takes in this process, and how often it compiled,
     lowered a graph and tuned a kernel.
     """
+    importlib.import_module("torch._inductor.compile_fx")  # no start is charged for imports
     counts: Counter[str] = Counter()
     model = copy.deepcopy(subject.model)
     with _counted(counts) as backend:
@@ -276,8 +291,11 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
     counts["tuned"] = tuning_counters().tuned - tuned
 
 
-def second_ratios(second: Found) -> dict[str, float]:
+def start_ratios(times: Found) -> dict[str, float]:
     """Return ours beside Inductor's."""
-    ours, theirs = second["ours"], second["inductor"]
-    pairs = ((name, ours[what], theirs[what]) for name, what in SECOND_RATIOS.items())
-    return {name: round(one / other, 3) for name, one, other in pairs if other > 0}
+    found = {}
+    for name, (start, what) in START_RATIOS.items():
+        ours, theirs = (times[start][side][what] for side in ("ours", "inductor"))
+        if theirs > 0:
+            found[name] = round(ours / theirs, 3)
+    return found

@@ -13,6 +13,8 @@ judges, and what is called beside what Inductor calls.
         one result of several
     python -m tools.codegen models --time --out FILE
         judges nothing: wall, host and device time beside eager mode and Inductor
+    python -m tools.codegen models --time --starts --workers 1 --only LlamaForCausalLM --out FILE
+        with first calls in new processes, of empty caches and of warm ones, on all cores
     python -m tools.codegen models --graphs --out FILE
         judged, or timed, with repeated calls as CUDA graphs
     python -m tools.codegen models --kind cnn --time --out FILE
@@ -115,6 +117,11 @@ def main() -> int:
         "--time",
         action="store_true",
         help="judge nothing; how long a call takes beside eager mode and Inductor",
+    )
+    line.add_argument(
+        "--starts",
+        action="store_true",
+        help="with --time: first calls in new processes, too, which have all cores",
     )
     line.add_argument(
         "--graphs",
@@ -252,7 +259,12 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
         core = cores.get()
         try:
             return judged(
-                task, options.device, limit_s, inductor=wanted, core=core, kernels=kernels
+                task,
+                options.device,
+                limit_s,
+                inductor=wanted,
+                core=None if options.starts else core,
+                kernels=kernels,
             )
         finally:
             cores.put(core)
@@ -316,7 +328,8 @@ def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
 
 def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
     if options.time or options.graphs:
-        return ("time" if options.time else "judge") + ("-graphs" if options.graphs else "")
+        words = ["time" if options.time else "judge"]
+        return "-".join(words + [name for name in ("starts", "graphs") if getattr(options, name)])
     return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
@@ -341,7 +354,9 @@ def judged(
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: whether what Inductor calls is counted, `no` or `too`; `time` and `time-graphs` take times alone, `judge-graphs` has calls as CUDA graphs.
+        inductor: whether what Inductor calls is counted, `no` or `too`; `time`,
+            `time-starts` and `time-graphs` take times alone, `judge-graphs` has calls as CUDA
+            graphs.
         core: that it runs on.
         kernels: Triton's directory; None for one of its own.
     """
@@ -350,8 +365,10 @@ def judged(
     with tempfile.TemporaryDirectory(prefix="models.") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log")
         arguments = [kind, name, mode or "-", device, str(answer), inductor]
+        # Who is timed compiles what it needs.
+        shared = None if inductor.startswith("time") else kernels
         environment = {
-            "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")),
+            "TRITON_CACHE_DIR": shared or str(Path(folder, "triton")),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
             "XDG_CACHE_HOME": str(Path(folder, "cache")),
             TIMING_LOCK: str(Path(kernels or folder, "timing.lock")),
