@@ -47,7 +47,7 @@ from bundler.runtime.program.program_plan import (
     TensorSpec,
 )
 from tools.codegen.bench_rows import OURS, THEIRS
-from tools.codegen.compared_graphs import CHANGING, GRAPHS, STEPS, TUNED, filled
+from tools.codegen.compared_graphs import CHANGING, GRAPHS, MEASURED, STEPS, TUNED, filled
 from tools.codegen.counts import CALLED
 from tools.gpu.generated import distance
 
@@ -148,7 +148,7 @@ def _cache(folder: Path) -> Iterator[Path]:
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
     graph = trace(GRAPHS[name][0], filled(name, DEVICE), dynamic=name in CHANGING)
     started = time.thread_time()
-    policy = ProgramPolicy(max_autotune=name in TUNED)
+    policy = ProgramPolicy(max_autotune=name in TUNED, measured_fusion=name in MEASURED)
     options = GenerateOptions(sources=str(folder / "sources"), policy=policy)
     program = program_of_graph(graph, options)
     seconds.append(time.thread_time() - started)
@@ -187,6 +187,8 @@ def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]
             "fx_graph_cache": False,
             "autotune_local_cache": False,
             "max_autotune": name in TUNED,
+            "benchmark_fusion": name in MEASURED,
+            "benchmark_combo_kernel": name in MEASURED,
         },
     )
     with (

@@ -18,7 +18,7 @@ from torch import Tensor
 Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
 #: Graphs whose sizes may change from call to call; `bench` times them at those of the example.
-CHANGING = frozenset({"changing_softmax", "changing_layer_norm"})
+CHANGING = frozenset({"changing_softmax", "changing_layer_norm", "changing_variances"})
 #: Graphs that change their inputs: steps of optimizers.
 STEPS = frozenset({"adamw", "adamw_list"})
 #: Graphs that both sides tune as by `max-autotune`.
@@ -28,6 +28,8 @@ TUNED = frozenset(
         *("tiles_transposed", "tiles_scaled_rows", "tiles_shifted_long_rows"),
     }
 )
+#: Graphs of which both sides measure what to fuse.
+MEASURED = frozenset({"measured_directions", "measured_bias_gradient", "measured_list"})
 # A list of tensors of mixed sizes, as the parameters of a small model.
 _LIST = ((256, 1024), (1024,), (1024, 512), (512,), (300, 70)) * 12
 
@@ -289,6 +291,11 @@ def changing_layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
     return F.layer_norm(a, a.shape[-1:], w, b)
 
 
+@graph((4096, 3000))
+def changing_variances(a: Tensor) -> Any:
+    return torch.var_mean(a, -1)
+
+
 @graph((4096, 1024), (1024,), (1024,), (4096, 1024))
 def layer_norm_backward(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Any:
     return gradients(lambda x, y, z: F.layer_norm(x, (1024,), y, z), a, w, b, g)
@@ -323,6 +330,16 @@ def rms_norm_backward_rows(a: Tensor, w: Tensor, g: Tensor) -> Any:
 @graph((16384, 768), (16384, 768))
 def both_directions(a: Tensor, b: Tensor) -> Any:
     return (a * b).sum(1), a.amax(1), (a * b).sum(0), a.amax(0)
+
+
+@graph((2048, 768), (2048, 768))
+def measured_directions(a: Tensor, b: Tensor) -> Any:
+    return (a * b).sum(1), (a * b).sum(0)
+
+
+@graph((8192, 1024), (8192, 1024), (1024,))
+def measured_bias_gradient(a: Tensor, upstream: Tensor, bias: Tensor) -> Any:
+    return gradients(lambda x, y: F.gelu(x + y), a, bias, upstream)[1:]
 
 
 @graph((32, 128, 56, 56), (128,), (128,), (32, 128, 56, 56))
@@ -392,6 +409,11 @@ def clipped_gradients(*given: Tensor) -> Any:
 @graph(*_LIST)
 def norms_of_list(*given: Tensor) -> Any:
     return torch._foreach_norm(given)  # noqa: SLF001
+
+
+@graph(*_LIST)
+def measured_list(*given: Tensor) -> Any:
+    return torch._foreach_mul(torch._foreach_sigmoid(given), 3.0)  # noqa: SLF001
 
 
 @graph((4, 16, 512, 512), (4, 1, 1, 512))
@@ -474,6 +496,11 @@ def masked_mean(states: Tensor, scores: Tensor) -> Any:
 @graph((8, 64, 64, 64))
 def bilinear(a: Tensor) -> Any:
     return F.interpolate(a, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+
+@graph((16, 64, 56, 56))
+def rolled_and_enlarged(a: Tensor) -> Any:
+    return F.interpolate(torch.roll(a, (5, -7), (2, 3)), scale_factor=2.0, mode="nearest") + 1
 
 
 @graph((16, 56, 56, 96))

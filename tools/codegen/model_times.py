@@ -3,8 +3,9 @@
 turns; `models --time` runs it, and `lines` are its rows.
 
 Wall time is that of a call between two waits for the GPU, host time that of a call which nobody
-waits for; device time is the sum over the kernels of a call, as torch's profiler has it.  Other
-processes of the same run wait at a lock, so that one measures at a time.
+waits for; device time is the sum over the kernels of a call, as torch's profiler has it, launched
+while the GPU is kept waiting: a kernel that comes after a pause takes longer.  Other processes of
+the same run wait at a lock, so that one measures at a time.
 
 A first start is the first call in a new process with empty caches, and a second start that in one
 that finds what the first left: ours, and Inductor with its warm caches; each side may compile on
@@ -43,6 +44,8 @@ from tools.shared.processes import ROOT, command
 Found = dict[str, Any]
 SIDES = ("eager", "inductor", "ours")
 _WARM, _ROUNDS, _PROFILED = 5, 40, 3
+# For so long the GPU waits while launches queue up: some 30 ms.
+_WAIT_CYCLES = 50_000_000
 #: The sides that compile.
 STARTED = ("inductor", "ours")
 #: Names of the ratios, by the start and what of it each compares.
@@ -76,9 +79,9 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
     mode = "reduce-overhead" if graphs else None
     backends: dict[str, Any] = {"inductor": "inductor", "ours": triton_bundler}
     found: Found = {side: {} for side in SIDES}
-    steps = {}
+    steps, models = {}, {}
     for side in SIDES:
-        model = copy.deepcopy(subject.model)
+        model = models[side] = copy.deepcopy(subject.model)
         called = (
             model if side == "eager" else torch.compile(model, backend=backends[side], mode=mode)
         )
@@ -93,7 +96,7 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
                 step()
         samples = _samples(steps)
         for side, step in steps.items():
-            found[side] |= samples[side] | _profiled(step) | {"peak": _peak(step)}
+            found[side] |= samples[side] | _profiled(step) | {"peak": _peak(models[side], step)}
         if task:
             found |= starts(*task)
     return found
@@ -131,9 +134,14 @@ def _profiled(step: Callable[[], Any]) -> Found:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(_PROFILED):
+            torch.cuda._sleep(_WAIT_CYCLES)  # noqa: SLF001  # torch has no other name for it
             step()
-        torch.cuda.synchronize()
-    kernels = [one for one in profile.events() if one.device_type.name == "CUDA"]
+            torch.cuda.synchronize()
+    kernels = [
+        one
+        for one in profile.events()
+        if one.device_type.name == "CUDA" and "spin_kernel" not in one.name
+    ]
     device = sum(one.device_time for one in kernels)
     return {
         "device": round(device / _PROFILED, 1),
@@ -141,7 +149,9 @@ def _profiled(step: Callable[[], Any]) -> Found:
     }
 
 
-def _peak(step: Callable[[], Any]) -> int:
+def _peak(model: torch.nn.Module, step: Callable[[], Any]) -> int:
+    """Return the bytes that a call has at most, beyond weights and inputs."""
+    model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
