@@ -431,3 +431,19 @@ def test_a_second_start_is_told_without_what_torch_does_before():
         "second start": 0.75,
         "second start's rest": 0.5,
     }
+
+
+@pytest.mark.slow  # timm and transformers are imported
+def test_the_dashboards_models_can_be_built_in_their_own_sizes():
+    """Rows are taken for a quarter of the dashboard's batch."""
+    pytest.importorskip("timm", reason="timm is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from tools.codegen import dashboard_models
+
+    assert len(dashboard_models.ROWS) > 50
+    for name, row in dashboard_models.ROWS.items():
+        with torch.device("meta"):
+            model = dashboard_models.build(name, "cuda")
+        assert sum(one.numel() for one in model.parameters()) > 1e6, name
+        given = dashboard_models.inputs(name, 8, "cuda")
+        assert {len(one) for one in given.values()} == {row.batch}, name

@@ -19,6 +19,8 @@ judges, and what is called beside what Inductor calls.
         judged, or timed, with repeated calls as CUDA graphs
     python -m tools.codegen models --kind cnn --time --out FILE
         convolutional networks of timm, whole, on images of their own size
+    python -m tools.codegen models --kind dashboard --time --out FILE
+        models of the dashboard in their own sizes
     python -m tools.codegen models --kind multi-gpu
         cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
     python -m tools.codegen models --check --out FILE
@@ -63,7 +65,7 @@ from tools.shared.processes import ROOT, command, python_path
 Found = dict[str, Any]
 # Library or kind of case, name, mode.
 Task = tuple[str, str, str]
-KINDS = ("transformers", "timm", "cnn", "cases", "multi-gpu")
+KINDS = ("transformers", "timm", "cnn", "dashboard", "cases", "multi-gpu")
 MODES = ("inference", "training")
 # Whose `main` a task's process runs.
 _MODULES = dict.fromkeys(("cases", "multi-gpu"), "tools.codegen.model_cases")

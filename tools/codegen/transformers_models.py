@@ -69,11 +69,21 @@ def build(name: str, device: str) -> torch.nn.Module:
     Raises:
         LookupError: this release of transformers has no such model.
     """
-    transformers, row = importlib.import_module("transformers"), ROWS[name]
-    made = getattr(transformers, row.model, None)
+    row = ROWS[name]
+    return built(row.model, _quarter(row.sizes) if device == "cpu" else row.sizes)
+
+
+def built(name: str, sizes: Sizes) -> torch.nn.Module:
+    """Return a model of a class of transformers, whose other sizes are as by default.
+
+    Raises:
+        LookupError: this release of transformers has no such class.
+    """
+    transformers = importlib.import_module("transformers")
+    made = getattr(transformers, name, None)
     if made is None:
-        raise LookupError(f"transformers {transformers.__version__} has no {row.model}")
-    config = made.config_class(**(_quarter(row.sizes) if device == "cpu" else row.sizes))
+        raise LookupError(f"transformers {transformers.__version__} has no {name}")
+    config = made.config_class(**sizes)
     for part in (config, *(one for one in vars(config).values() if hasattr(one, "to_dict"))):
         for key, value in vars(part).items():
             if "drop" in key and isinstance(value, float):
@@ -120,8 +130,15 @@ def tolerance(name: str, mode: str) -> tuple[float, bool]:
 
 def inputs(name: str, batch: int, device: str) -> dict[str, Any]:
     """Return an example of `batch` rows, on the CPU."""
-    length, vocabulary = LENGTHS[device], VOCABULARY if device == "cuda" else VOCABULARY // 4
+    vocabulary = VOCABULARY if device == "cuda" else VOCABULARY // 4
     draw = torch.Generator().manual_seed(batch)
+    return example(ROWS[name].kind, batch, LENGTHS[device], vocabulary, draw)
+
+
+def example(
+    kind: str, batch: int, length: int, vocabulary: int, draw: torch.Generator
+) -> dict[str, Any]:
+    """Return what a model of a kind is given, of `batch` rows, on the CPU."""
 
     def integers(most: int, *shape: int) -> torch.Tensor:
         return torch.randint(most, shape, generator=draw)
@@ -139,7 +156,7 @@ def inputs(name: str, batch: int, device: str) -> dict[str, Any]:
         },
         "speech": {
             "input_features": torch.randn(
-                batch, 16, 64 if device == "cuda" else 16, generator=draw
+                batch, 16, 64 if vocabulary == VOCABULARY else 16, generator=draw
             ),
             "labels": targets,
         },
@@ -156,7 +173,7 @@ def inputs(name: str, batch: int, device: str) -> dict[str, Any]:
             "attention_mask": (torch.arange(length) <= integers(length, batch)[:, None]).long(),
         },
         "tokens": {"input_ids": tokens, "labels": targets},
-    }[ROWS[name].kind]
+    }[kind]
 
 
 def loss(outputs: Any, _given: dict[str, torch.Tensor]) -> torch.Tensor:
