@@ -434,6 +434,7 @@ def test_a_second_start_is_told_without_what_torch_does_before():
 
 
 @pytest.mark.slow  # timm and transformers are imported
+@pytest.mark.filterwarnings("ignore:Mapping deprecated model name")
 def test_the_dashboards_models_can_be_built_in_their_own_sizes():
     """Rows are taken for a quarter of the dashboard's batch."""
     pytest.importorskip("timm", reason="timm is not installed")
