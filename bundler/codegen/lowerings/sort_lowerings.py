@@ -7,7 +7,7 @@ sorted by their lower half, then by the upper one. Of a longer row the first ele
 found, those of its pieces before those of what is left.
 
 Every sort is stable, and NaN is the largest number. So where torch leaves open which of equal
-elements comes first, or is named, it is the one whose place is lowest; `mode` names the last.
+elements comes first, or is named, it is the one whose place is lowest.
 """
 
 from __future__ import annotations
