@@ -58,7 +58,7 @@ START_RATIOS = {
 #: What a side's process is asked for.
 ASKED = "start-"
 # The shortest counts: what else goes on only makes it longer.
-_FIRST_STARTS, _SECOND_STARTS = 2, 3
+_FIRST_STARTS, _SECOND_STARTS = 1, 2
 # Variables that name the folders of caches.
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 
