@@ -93,6 +93,24 @@ def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(
     assert [reason for _, reason in caught.value.reasons] == ["PTXASError: no"] * 2
 
 
+def test_a_pass_that_fails_for_every_config_is_a_typed_error(triton, launch_kernels, monkeypatch):
+    """What Triton raises out of its own passes says nothing of the kernel; ours names it, and the
+    config.
+    """
+
+    def failing(*_given, **_named):
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(triton, "compile", failing)
+    options = TunerOptions(driver=DryDriver(), workers=1)
+    kernel = bundler.autotune(
+        [Config({"BLOCK": 64}), Config({"BLOCK": 128})], ["n"], options=options
+    )
+    with pytest.raises(CompileFailed, match=r"add does not compile: .*PassManager::run") as got:
+        kernel(launch_kernels.add)[(4,)](X, Y, OUT, 1024)
+    assert "BLOCK" in got.value.facts["config"]
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
