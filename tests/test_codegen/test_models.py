@@ -205,6 +205,7 @@ def options(**overrides):
         "no_inductor": True,
         "time": False,
         "graphs": False,
+        "starts": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})
