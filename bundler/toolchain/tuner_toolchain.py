@@ -37,6 +37,9 @@ _LOG = logger("bundler.toolchain")
 # With one of these errors a config is left out and the others go on; any other error of the
 # compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
+# So, too, where a pass of Triton's fails: on the warps and layouts of one config it may break what
+# it keeps of another, as RemoveLayoutConversions of Triton 3.6 does.
+_PIPELINE_FAILED = "RuntimeError: PassManager::run failed"
 # Larger than the second-level cache of any GPU.
 FLUSH_BYTES = 256 << 20
 # The largest result file that is read; Triton writes a few hundred bytes for each config.
@@ -256,11 +259,15 @@ def _tell_hook(function: Any, compiled: Any, hook_args: Any) -> None:
 
 
 def tolerated(error: CompileFailed) -> bool:
-    """Whether another config may still do: the kernel is too large, or the assembler refused it."""
-    return str(error.facts.get("reason", "")).partition(":")[0] in TOLERATED or error.code in {
-        "worker-died",
-        "compile-timeout",
-    }
+    """Whether another config may still do: the kernel is too large, or a pass or the assembler
+    refused it.
+    """
+    reason = str(error.facts.get("reason", ""))
+    return (
+        reason.partition(":")[0] in TOLERATED
+        or reason.startswith(_PIPELINE_FAILED)
+        or error.code in {"worker-died", "compile-timeout"}
+    )
 
 
 def delegates() -> list[CacheDelegate]:

@@ -4,7 +4,9 @@ has to be chosen before Triton is imported.
 """
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +30,29 @@ def interpreted(interpreter):
         done = interpreter.run(HERE / program, *arguments, environment=environment, timeout=timeout)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def replay():
+    """Replay a bundle's program by `replay_worker.py`, without torch, Triton and a GPU; return what
+    was launched.
+    """
+
+    def run(path, backend):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "TORCH"))}
+        done = subprocess.run(
+            [sys.executable, "-P", str(HERE / "replay_worker.py"), str(path), backend],
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert report["imported"] == []
+        return report
 
     return run
 

@@ -285,12 +285,12 @@ def test_gradients_go_to_what_was_chosen():
 )
 def test_searches_are_torchs(bounds, right, place, dtype):
     """Any number of boundaries, sorted or not, with NaN and equals."""
-    values = torch.tensor([*ODD, 0.7, 2.0, 4.0], dtype=dtype).view(3, 3)
+    values = torch.tensor([*ODD, 0.7, 2.0, 4.0], dtype=dtype, device=DEVICE).view(3, 3)
     narrow = place is torch.int32
     compared(
         lambda v, b: torch.bucketize(v, b, right=right, out_int32=narrow) * 2,
         values,
-        torch.tensor(bounds, dtype=dtype),
+        torch.tensor(bounds, dtype=dtype, device=DEVICE),
     )
 
 

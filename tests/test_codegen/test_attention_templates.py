@@ -4,11 +4,6 @@ is refused, builds.
 """
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +18,6 @@ from bundler.runtime.program.program_summary import summary_of  # noqa: E402
 attend = torch.nn.functional.scaled_dot_product_attention
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-HERE = Path(__file__).resolve().parent
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 
@@ -213,7 +207,7 @@ def test_attention_compiles_for_both_makers(dtype, head, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
-def test_a_bundle_of_attention_is_launched_without_torch_and_triton(backend, tmp_path):
+def test_a_bundle_of_attention_is_launched_without_torch_and_triton(replay, backend, tmp_path):
     """On a driver without a GPU: keys in parts, and what adds them up."""
 
     def function(a, b):
@@ -223,18 +217,7 @@ def test_a_bundle_of_attention_is_launched_without_torch_and_triton(backend, tmp
     given = [full(48, 64, dtype=torch.float32), full(64, 48, dtype=torch.float32)]
     program = generated(function, *given, sources=str(tmp_path / "sources"))
     program.build(("cuda:90", "hip:gfx942")).save(tmp_path / "program.tbundle")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "TORCH"))}
-    command = [sys.executable, "-P", str(HERE / "replay_worker.py")]
-    done = subprocess.run(
-        [*command, str(tmp_path / "program.tbundle"), backend],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["imported"] == []
+    report = replay(tmp_path / "program.tbundle", backend)
     assert [one["kernel"] for one in report["launches"]] == launches(program)
     # Both heads are rows of one block, for each of two parts.
     assert report["launches"][0]["grid"] == [2, 1, 1]

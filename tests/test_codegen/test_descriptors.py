@@ -35,7 +35,8 @@ def passed(tmp_path):
     """Run cases in Triton's interpreter, or on a GPU."""
 
     def run(cases, *arguments, interpreted="1"):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-p", "no:logging", "--noconftest"]
         command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / cases, *arguments]
         done = subprocess.run(
             command,

@@ -7,6 +7,7 @@ import argparse
 import copy
 import importlib.metadata
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tools.codegen import model_cases, model_process, model_times, models  # noqa: E402
+from tools.codegen import (  # noqa: E402
+    model_cases,
+    model_process,
+    model_times,
+    models,
+    transformers_models,
+)
 from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
 
 
@@ -84,6 +91,7 @@ def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
         build=lambda _name, _device: _OneStep(),
         inputs=lambda _name, batch, _device: {"x": torch.ones(batch, 8)},
         loss=lambda outputs, _given: outputs,
+        dtype=lambda *_: torch.float32,
     )
     subject = model_process.Subject(lists, "one step", "training", "cpu")
     ours = copy.deepcopy(subject.model)
@@ -169,11 +177,15 @@ def test_tensors_of_nested_results_are_named_by_where_they_are():
 
 
 def test_parameters_that_are_one_number_are_moved_and_dropout_is_off():
-    """No branch of a model is multiplied by zero, and nothing random is drawn."""
+    """No branch of a model is multiplied by zero, and nothing random is drawn: neither what is
+    dropped nor a router's noise.
+    """
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    model.jitter_noise = 0.01
     model_process.without_dropout(model)
     model_process.without_constants(model)
     assert model[1].p == 0.0
+    assert model.jitter_noise == 0.0
     assert all(one.std() > 0 for one in model.parameters())
 
 
@@ -193,6 +205,7 @@ def options(**overrides):
         "no_inductor": True,
         "time": False,
         "graphs": False,
+        "starts": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})
@@ -237,7 +250,7 @@ def test_a_crash_and_a_hang_are_each_a_model_that_raises(
     (tmp_path / "broken_model.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(models, "_OF_LIBRARIES", "broken_model")
-    found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor=False)
+    found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor="no")
     assert found["status"] == "raises"
     assert words in found["error"]
 
@@ -346,7 +359,7 @@ def test_a_committed_result_has_both_libraries_and_what_inductor_calls(capsys):
 
 
 def judged(kind, name, mode=""):
-    return models.judged((kind, name, mode), "cpu", 400.0, inductor=False)
+    return models.judged((kind, name, mode), "cpu", 400.0, inductor="no")
 
 
 @pytest.mark.parametrize(
@@ -363,12 +376,52 @@ def test_a_model_that_computes_something_else_when_it_is_traced_is_no_case(tells
         build=lambda *_: Told(8, 8),
         inputs=lambda _name, batch, _device: {"x": torch.randn(batch, 8)},
         loss=None,
+        dtype=lambda *_: torch.bfloat16,
     )
     subject = model_process.Subject(source, "", "inference", "cpu")
     eager, exact = subject.results(subject.model), subject.results(subject.exact())
     told = model_process._as_traced(subject, eager, exact, (1e-3, False))
     assert told.startswith(reason)
     assert bool(told) == tells
+
+
+class _Noisy(torch.nn.Linear):
+    """Results of which a part is drawn, by a name that nobody turns off."""
+
+    def __init__(self, noise):
+        super().__init__(8, 8)
+        self.noise = noise
+
+    def forward(self, x):
+        return super().forward(x) + self.noise * torch.rand_like(x)
+
+
+@pytest.mark.parametrize(("noise", "status"), [(0.5, "broken"), (0.0, "right")])
+def test_a_model_that_draws_random_numbers_is_not_judged(monkeypatch, noise, status):
+    """No side would draw the numbers of another: by luck it were right, or wrong."""
+    source = SimpleNamespace(
+        build=lambda *_: _Noisy(noise),
+        inputs=lambda _name, batch, _device: {"x": torch.randn(batch, 8)},
+        loss=None,
+        dtype=lambda *_: torch.float32,
+        tolerance=lambda *_: (1e-3, False),
+    )
+    monkeypatch.setitem(sys.modules, "tools.codegen.noisy_models", source)
+    monkeypatch.setattr(model_process, "_ours", lambda *_, **__: {"status": "right"})
+    (found,) = model_process.judged("noisy", "", "inference", "cpu", "no")
+    assert found["status"] == status
+    assert ("draws random numbers: result: RMSE" in found.get("error", "")) == (noise > 0)
+
+
+def test_a_router_is_judged_in_a_type_whose_rounding_does_not_decide():
+    """Inference is in bfloat16, but for rows that say otherwise; training is in float32."""
+    found = {
+        (name, mode): transformers_models.dtype(name, mode)
+        for name in ("SwitchTransformers", "BertForMaskedLM")
+        for mode in models.MODES
+    }
+    full = {key for key, dtype in found.items() if dtype is torch.float32}
+    assert set(found) - full == {("BertForMaskedLM", "inference")}
 
 
 @pytest.mark.usefixtures("begun")

@@ -3,13 +3,8 @@
 masks, builds, and launches without torch.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +25,6 @@ from bundler.runtime.program.program_summary import summary_of  # noqa: E402
 
 TEMPLATES = GenerateOptions(templates="all")
 TARGETS = ("cuda:90", "hip:gfx942")
-HERE = Path(__file__).resolve().parent
 
 
 def generated(function, *inputs, **options):
@@ -404,7 +398,7 @@ def test_every_kind_of_product_compiles_for_both_makers(dtype, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
-def test_a_bundle_of_products_is_launched_without_torch_and_triton(backend, tmp_path):
+def test_a_bundle_of_products_is_launched_without_torch_and_triton(replay, backend, tmp_path):
     """On a driver without a GPU: with what the plan says, and as many programs as cover each
     product.
     """
@@ -418,18 +412,7 @@ def test_a_bundle_of_products_is_launched_without_torch_and_triton(backend, tmp_
     program = generate(function, [full(48, 64), full(64, 48)], options=options)
     bundle = program.build(TARGETS)
     bundle.save(tmp_path / "program.tbundle")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRITON_", "TORCH"))}
-    command = [sys.executable, "-P", str(HERE / "replay_worker.py")]
-    done = subprocess.run(
-        [*command, str(tmp_path / "program.tbundle"), backend],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["imported"] == []
+    report = replay(tmp_path / "program.tbundle", backend)
     steps = [step for step in program.plan.steps if isinstance(step, Launch)]
     assert [one["kernel"] for one in report["launches"]] == [step.kernel for step in steps]
     (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]

@@ -33,7 +33,9 @@ def scanned_by_the_user(*tensors):
 
 def passed(tmp_path, cases, *arguments, interpreted="1"):
     """Run cases in Triton's interpreter, or on a GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    # Without torch's own log, which would be all that is kept of the output.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging"]
+    command += ["--noconftest"]
     files = [HERE / name for name in cases.split()]
     command += [f"--rootdir={tmp_path}", "-c", os.devnull, *files, *arguments]
     done = subprocess.run(

@@ -93,19 +93,49 @@ def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(
     assert [reason for _, reason in caught.value.reasons] == ["PTXASError: no"] * 2
 
 
+@pytest.mark.parametrize("failing", [(1,), (1, 2)])
+def test_a_pass_that_fails_is_a_reason_and_not_the_end(
+    triton, launch_kernels, monkeypatch, failing
+):
+    """Triton's passes raise without a word of why: another config is taken, and when none is left,
+    the one error has each reason.
+    """
+    compiled = triton.compile
+
+    def passed(source, *, target, options):
+        if options["num_warps"] in failing:
+            raise RuntimeError("PassManager::run failed")
+        return compiled(source, target=target, options=options)
+
+    monkeypatch.setattr(triton, "compile", passed)
+    options = TunerOptions(driver=DryDriver(), workers=1)
+    configs = [Config({"BLOCK": 64}, num_warps=warps) for warps in (1, 2)]
+    kernel = bundler.autotune(configs, ["n"], do_bench=max, options=options)(launch_kernels.add)
+    if len(failing) == 1:
+        kernel[(4,)](X, Y, OUT, 1024)
+        assert kernel.best_config == configs[1]
+        return
+    with pytest.raises(NoValidConfig) as caught:
+        kernel[(4,)](X, Y, OUT, 1024)
+    reasons = [reason for _, reason in caught.value.reasons]
+    assert reasons == ["RuntimeError: PassManager::run failed"] * 2
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (CompileFailed("", reason="OutOfResources: shared memory"), True),
         (CompileFailed("", reason="PTXASError: no"), True),
         (CompileFailed("", reason="CompileTimeAssertionFailure: no"), True),
+        (CompileFailed("", reason="RuntimeError: PassManager::run failed: error: no"), True),
+        (CompileFailed("", reason="RuntimeError: no"), False),
         (CompileFailed("", reason="CompilationError: no"), False),
         (CompileFailed("", reason="NameError: OutOfResources"), False),
         (WorkerDied("", reason="SIGSEGV"), True),
     ],
 )
 def test_only_what_another_config_can_mend_is_tolerated(error, expected):
-    """Too large, refused by the assembler, or deadly for a worker; a mistake in the kernel is none
+    """Too large, refused by a pass or the assembler, or deadly for a worker; a mistake in the kernel is none
     of these.
     """
     assert toolchain.tolerated(error) == expected
