@@ -20,7 +20,6 @@ from tools.codegen import (  # noqa: E402
     model_process,
     model_times,
     models,
-    transformers_models,
 )
 from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
 
@@ -91,7 +90,6 @@ def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
         build=lambda _name, _device: _OneStep(),
         inputs=lambda _name, batch, _device: {"x": torch.ones(batch, 8)},
         loss=lambda outputs, _given: outputs,
-        dtype=lambda *_: torch.float32,
     )
     subject = model_process.Subject(lists, "one step", "training", "cpu")
     ours = copy.deepcopy(subject.model)
@@ -403,7 +401,6 @@ def test_a_model_that_draws_random_numbers_is_not_judged(monkeypatch, noise, sta
         build=lambda *_: _Noisy(noise),
         inputs=lambda _name, batch, _device: {"x": torch.randn(batch, 8)},
         loss=None,
-        dtype=lambda *_: torch.float32,
         tolerance=lambda *_: (1e-3, False),
     )
     monkeypatch.setitem(sys.modules, "tools.codegen.noisy_models", source)
@@ -411,17 +408,6 @@ def test_a_model_that_draws_random_numbers_is_not_judged(monkeypatch, noise, sta
     (found,) = model_process.judged("noisy", "", "inference", "cpu", "no")
     assert found["status"] == status
     assert ("draws random numbers: result: RMSE" in found.get("error", "")) == (noise > 0)
-
-
-def test_a_router_is_judged_in_a_type_whose_rounding_does_not_decide():
-    """Inference is in bfloat16, but for rows that say otherwise; training is in float32."""
-    found = {
-        (name, mode): transformers_models.dtype(name, mode)
-        for name in ("SwitchTransformers", "BertForMaskedLM")
-        for mode in models.MODES
-    }
-    full = {key for key, dtype in found.items() if dtype is torch.float32}
-    assert set(found) - full == {("BertForMaskedLM", "inference")}
 
 
 @pytest.mark.usefixtures("begun")

@@ -137,8 +137,9 @@ def modes(name: str) -> tuple[str, ...]:
 
 def tolerance(name: str, mode: str) -> tuple[float, bool]:
     """Return the dashboard's tolerance, and whether small tensors may be further off."""
-    library = transformers_models if ROWS[name].length else timm_models
-    return library.tolerance(name, mode)
+    if ROWS[name].length:
+        return transformers_models.tolerance(name, mode)
+    return timm_models.tolerance(name, mode)
 
 
 def inputs(name: str, batch: int, device: str) -> dict[str, Any]:
@@ -158,5 +159,6 @@ def inputs(name: str, batch: int, device: str) -> dict[str, Any]:
 
 def loss(outputs: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the number that is differentiated."""
-    library = transformers_models if hasattr(outputs, "keys") else timm_models
-    return library.loss(outputs, given)
+    if hasattr(outputs, "keys"):
+        return transformers_models.loss(outputs, given)
+    return timm_models.loss(outputs, given)

@@ -103,7 +103,7 @@ class Subject:
             # The gradient of the other ways reads how many tokens an expert has, which no backend
             # traces.
             model.set_experts_implementation("batched_mm")
-        dtype = models.dtype(name, mode)
+        dtype = torch.float32 if self.training else torch.bfloat16
         self.model = model.to(device=device, dtype=dtype).train(self.training)
         self.examples = [
             self._example(models.inputs(name, batch, device), dtype) for batch in BATCHES[device]

@@ -80,11 +80,6 @@ def modes(_name: str) -> tuple[str, ...]:
     return ("inference", "training")
 
 
-def dtype(_name: str, mode: str) -> torch.dtype:
-    """Return the dtype of a model and of its images."""
-    return torch.float32 if mode == "training" else torch.bfloat16
-
-
 def tolerance(name: str, mode: str) -> tuple[float, bool]:
     """Return the dashboard's tolerance for a model, and whether small tensors may be
     further off.

@@ -28,15 +28,12 @@ class Row(NamedTuple):
         kind: of what it is given, as `inputs` has it: `tokens` come with a label each, `labels` are
             one for each row, `questions` have a start and an end, `padded` a mask of attention.
         modes: what it is judged in.
-        inference: the dtype of that; float32 where rounding decides what is computed: where logits
-            of a router are near each other, bfloat16 sends a token to another expert.
     """
 
     model: str
     sizes: Sizes
     kind: str
     modes: tuple[str, ...]
-    inference: str = "bfloat16"
 
 
 def _sizes(given: Any) -> Any:
@@ -56,7 +53,6 @@ ROWS: dict[str, Row] = {
         _sizes(row["sizes"]),
         row.get("kind", "tokens"),
         tuple(row.get("modes", ("inference", "training"))),
-        row.get("inference", "bfloat16"),
     )
     for name, row in (_TABLE["dashboard"] | _TABLE["others"]).items()
 }
@@ -121,12 +117,6 @@ def _quarter(sizes: Any) -> Any:
 def modes(name: str) -> tuple[str, ...]:
     """Return what a model is judged in."""
     return ROWS[name].modes
-
-
-def dtype(name: str, mode: str) -> torch.dtype:
-    """Return the dtype of a model and of its floating-point inputs."""
-    found: torch.dtype = getattr(torch, ROWS[name].inference)
-    return torch.float32 if mode == "training" else found
 
 
 def tolerance(name: str, mode: str) -> tuple[float, bool]:
