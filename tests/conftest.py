@@ -384,12 +384,15 @@ def triton_hashed_once(made_once):
 
 
 @pytest.fixture(scope="session")
-def interpreter(triton_hashed_once):
+def interpreter(triton_hashed_once, tmp_path_factory):
     """A process with torch and the generator, which runs programs in Triton's interpreter."""
     # Late: it is found on the path that this module has added.
     from prepared_process import PreparedProcess
 
-    prepared = PreparedProcess("bundler.codegen.torch_backend", TRITON_INTERPRET="1")
+    home = str(tmp_path_factory.mktemp("interpreter"))
+    prepared = PreparedProcess(
+        "warmed_generator", TRITON_INTERPRET="1", HOME=home, XDG_CACHE_HOME=home
+    )
     yield prepared
     prepared.close()
 
