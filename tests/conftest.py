@@ -315,9 +315,10 @@ def clean_environment(no_leaks, private_folders):
         patch.setattr(tempfile, "tempdir", None)
         yield
     # What a test set and left is no other test's.
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
+    if (left := dict(os.environ)) != before:
+        for name in left.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @dataclass(frozen=True)
