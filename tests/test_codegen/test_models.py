@@ -192,6 +192,7 @@ def options(**overrides):
         "limit": None,
         "no_inductor": True,
         "time": False,
+        "starts": False,
         "graphs": False,
         "drawn_candidates": False,
     }
@@ -237,7 +238,7 @@ def test_a_crash_and_a_hang_are_each_a_model_that_raises(
     (tmp_path / "broken_model.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(models, "_OF_LIBRARIES", "broken_model")
-    found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor=False)
+    found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor="no")
     assert found["status"] == "raises"
     assert words in found["error"]
 
@@ -346,7 +347,7 @@ def test_a_committed_result_has_both_libraries_and_what_inductor_calls(capsys):
 
 
 def judged(kind, name, mode=""):
-    return models.judged((kind, name, mode), "cpu", 400.0, inductor=False)
+    return models.judged((kind, name, mode), "cpu", 400.0, inductor="no")
 
 
 @pytest.mark.parametrize(
