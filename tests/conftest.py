@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import threading
@@ -184,8 +185,33 @@ def one_parser_at_a_time():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def small_search():
+    """Spare the search for JIT functions the namespaces of installed libraries, of which a process
+    of all tests has imported three thousand: each recording would look through them for 0.1 s.
+
+    No test puts a kernel there, and processes that tests start search everywhere.
+    """
+    everything = instances.module_namespaces
+    places = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    installed = {
+        _package(one) for one in everything() if str(one.get("__file__")).startswith(places)
+    } - {"triton", "bundler"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            instances,
+            "module_namespaces",
+            lambda: (one for one in everything() if _package(one) not in installed),
+        )
+        yield
+
+
+def _package(namespace):
+    return str(namespace.get("__name__")).partition(".")[0]
+
+
 @pytest.fixture(autouse=True, scope="module")
-def nothing_loaded():
+def nothing_loaded(small_search):
     """Let each file of tests begin without the kernels that another file's tests loaded.
 
     A recording, and a session's tag, take every kernel that this process's JIT functions hold;
@@ -256,11 +282,19 @@ def no_leaks(request):
 
 @pytest.fixture(scope="session")
 def private_folders(tmp_path_factory):
-    """Folders for `clean_environment`, one after the other: pytest's own `mktemp` lists all that it
-    has made, each time.
+    """Folders of tests, one after the other: pytest's own `mktemp` lists all that it has made, each
+    time.
     """
     root = tmp_path_factory.mktemp("private")
     return (root / str(number) for number in itertools.count())
+
+
+@pytest.fixture
+def tmp_path(private_folders):
+    """As pytest's own, which lists the folders of all tests before it, each time."""
+    folder = next(private_folders)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -281,9 +315,10 @@ def clean_environment(no_leaks, private_folders):
         patch.setattr(tempfile, "tempdir", None)
         yield
     # What a test set and left is no other test's.
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
+    if (left := dict(os.environ)) != before:
+        for name in left.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @dataclass(frozen=True)
@@ -350,12 +385,15 @@ def triton_hashed_once(made_once):
 
 
 @pytest.fixture(scope="session")
-def interpreter(triton_hashed_once):
+def interpreter(triton_hashed_once, tmp_path_factory):
     """A process with torch and the generator, which runs programs in Triton's interpreter."""
     # Late: it is found on the path that this module has added.
     from prepared_process import PreparedProcess
 
-    prepared = PreparedProcess("bundler.codegen.torch_backend", TRITON_INTERPRET="1")
+    home = str(tmp_path_factory.mktemp("interpreter"))
+    prepared = PreparedProcess(
+        "warmed_generator", TRITON_INTERPRET="1", HOME=home, XDG_CACHE_HOME=home
+    )
     yield prepared
     prepared.close()
 

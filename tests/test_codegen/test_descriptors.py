@@ -4,11 +4,7 @@ what they compile to, and that a launch without Triton brings their scratch memo
 """
 
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,31 +21,8 @@ from bundler.runtime.program.program_plan import read_plan  # noqa: E402
 
 TILES = GenerateOptions(policy=ProgramPolicy(use_tensor_descriptor=True))
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950")
-HERE = Path(__file__).parent
 LIMIT_S = 580
 SCRATCH_BYTES = 128  # of each descriptor, on GPUs with the engine for bulk copies
-
-
-@pytest.fixture
-def passed(tmp_path):
-    """Run cases in Triton's interpreter, or on a GPU."""
-
-    def run(cases, *arguments, interpreted="1"):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-p", "no:logging", "--noconftest"]
-        command += [f"--rootdir={tmp_path}", "-c", os.devnull, HERE / cases, *arguments]
-        done = subprocess.run(
-            command,
-            env={**os.environ, "TRITON_INTERPRET": interpreted},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-        assert " passed" in done.stdout
-
-    return run
 
 
 def meta(*sizes, dtype=torch.float32):
@@ -249,4 +222,4 @@ def test_all_bits_are_equal_with_and_without(passed):
 @pytest.mark.timeout(LIMIT_S + 20)
 def test_all_bits_are_equal_on_a_gpu(passed):
     """Whose threads hold a tile in another way behind a descriptor."""
-    passed("descriptor_cases.py", interpreted="0")
+    passed("descriptor_cases.py", interpreted=False)

@@ -7,8 +7,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,7 +89,7 @@ def test_a_comment_says_which_nodes_and_lines_a_launch_computes():
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(interpreter, tmp_path_factory):
     """What the worker prints."""
     environment = {
         **os.environ,
@@ -99,9 +97,7 @@ def told(tmp_path_factory):
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
     }
     worker = Path(__file__).with_name("notes_worker.py")
-    done = subprocess.run(
-        [sys.executable, worker], env=environment, capture_output=True, text=True, check=False
-    )
+    done = interpreter.run(worker, environment=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

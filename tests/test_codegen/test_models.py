@@ -202,6 +202,7 @@ def options(**overrides):
         "limit": None,
         "no_inductor": True,
         "time": False,
+        "starts": False,
         "graphs": False,
         "starts": False,
         "drawn_candidates": False,

@@ -3,11 +3,6 @@
 of both makers, and sorts that no kernel suits are called.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,7 +13,6 @@ from torch._higher_order_ops.associative_scan import associative_scan_op  # noqa
 from bundler.codegen import generate  # noqa: E402  # needs torch
 from bundler.runtime.program.program_plan import Launch  # noqa: E402
 
-HERE = Path(__file__).parent
 LIMIT_S = 580
 
 
@@ -31,65 +25,42 @@ def scanned_by_the_user(*tensors):
     return associative_scan_op(combine, [tensor.t() for tensor in tensors], ())
 
 
-def passed(tmp_path, cases, *arguments, interpreted="1"):
-    """Run cases in Triton's interpreter, or on a GPU."""
-    # Without torch's own log, which would be all that is kept of the output.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging"]
-    command += ["--noconftest"]
-    files = [HERE / name for name in cases.split()]
-    command += [f"--rootdir={tmp_path}", "-c", os.devnull, *files, *arguments]
-    done = subprocess.run(
-        command,
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": interpreted,
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
-
-
-def test_some_scans_and_sorts_are_torchs(tmp_path):
+def test_some_scans_and_sorts_are_torchs(passed):
     """Rows without elements, a scan in two passes; what is sorted is computed, and read; places are
     found in rows of boundaries; masks choose.
     """
     some = "(without_elements or waits_for or around or in_rows or too_short) and not many_pieces"
-    passed(tmp_path, "scan_cases.py sort_cases.py masked_cases.py", "-k", some)
+    passed("scan_cases.py sort_cases.py masked_cases.py", "-k", some)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_all_scans_are_torchs(tmp_path):
+def test_all_scans_are_torchs(passed):
     """Each case of the file."""
-    passed(tmp_path, "scan_cases.py")
+    passed("scan_cases.py")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_all_sorts_are_torchs(tmp_path):
+def test_all_sorts_are_torchs(passed):
     """Each case of the file."""
-    passed(tmp_path, "sort_cases.py")
+    passed("sort_cases.py")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_all_that_masks_choose_is_torchs(tmp_path):
+def test_all_that_masks_choose_is_torchs(passed):
     """Each case of the file."""
-    passed(tmp_path, "masked_cases.py")
+    passed("masked_cases.py")
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)
 @pytest.mark.parametrize("cases", ["scan_cases.py", "sort_cases.py", "masked_cases.py"])
-def test_all_are_torchs_on_a_gpu(tmp_path, cases):
+def test_all_are_torchs_on_a_gpu(passed, cases):
     """Compiled kernels combine in the order of a tree, which the interpreter does not."""
-    passed(tmp_path, cases, interpreted="0")
+    passed(cases, interpreted=False)
 
 
 @pytest.mark.slow  # Inductor's table is imported
@@ -130,19 +101,26 @@ def test_few_long_rows_are_scanned_in_pieces(sizes, dynamic, launches):
     assert sum(isinstance(step, Launch) for step in program.plan.steps) == launches
 
 
+SCANS = [
+    lambda a: (a * 2).cumsum(1) + 1,
+    lambda a: a.double().cumprod(1),
+    lambda a: a.bfloat16().cummax(1),
+    lambda a: (a > 0).cummin(1),
+    lambda a: a.logcumsumexp(1),
+    lambda a: a.long().cumsum(1, dtype=torch.int8),
+    lambda a: scanned_by_the_user(a, a.exp()),
+]
+
+
 @pytest.mark.parametrize(
-    "function",
+    ("function", "sizes"),
     [
-        lambda a: (a * 2).cumsum(1) + 1,
-        lambda a: a.double().cumprod(1),
-        lambda a: a.bfloat16().cummax(1),
-        lambda a: (a > 0).cummin(1),
-        lambda a: a.logcumsumexp(1),
-        lambda a: a.long().cumsum(1, dtype=torch.int8),
-        lambda a: scanned_by_the_user(a, a.exp()),
+        # Each scan and each kind of row once; all pairs are slow.
+        pytest.param(function, sizes, marks=[pytest.mark.slow] if (row + scan) % 3 else [])
+        for row, sizes in enumerate([(600, 100), (600, 3000), (2, 30_000)])
+        for scan, function in enumerate(SCANS)
     ],
 )
-@pytest.mark.parametrize("sizes", [(600, 100), (600, 3000), (2, 30_000)])
 def test_scans_compile_for_both_makers(function, sizes):
     """Held rows, looped ones, and rows in pieces."""
     program = generate(function, [torch.zeros(sizes)])

@@ -303,33 +303,32 @@ def on_a_gpu():
     return made
 
 
-def found_with(seed, changes=25):
+def judge_all(found):
     """Judge a few graphs, and changes of each that are drawn."""
-    found = Found(random.Random(seed), changes)
-    for name, module in (
+    for found.name, module in (
         ("softmax", graph()),
         ("changing", graph(dynamic=True)),
         ("gathered", graph(lambda x, y: x[:, y.long()].cumsum(0) * torch.tensor(2.0))),
         ("host", on_a_gpu()),
         ("views", graph(lambda x, y: (x.t().reshape(4, 12).sum(0), x[1:, ::2] - y[::2]))),
     ):
-        found.name = name
         found.judge(module)
     return found
 
 
 def test_changed_graphs_of_one_key_have_one_program():
     """Whatever is changed of a graph, its key changes where its program does."""
-    found = found_with(seed=1)
+    found = judge_all(Found(random.Random(1), changes=25))
     assert found.faults == []
     assert found.counts["changes that decide the program"] > 40
 
 
 @pytest.mark.parametrize("left_out", ["_tensor", "_target", "_known", "_arguments"])
 def test_a_key_that_says_too_little_is_found(left_out, monkeypatch):
-    """The judge of keys sees two programs of one key."""
+    """The judge of keys sees two programs of one key, sooner or later."""
     monkeypatch.setattr(keys._Lines, left_out, lambda *_: "")
-    assert found_with(seed=1, changes=40).faults
+    found = Found(random.Random(1), changes=4)
+    assert any(judge_all(found).faults for _ in range(10))
 
 
 # ------------------------------------------------------------------------------------------- Files

@@ -33,17 +33,20 @@ def store_url(tmp_path):
     return f"file://{tmp_path}/store"
 
 
-@pytest.fixture(params=["directory", "redis"])
-def any_store_url(request, tmp_path):
-    """The URL of a store of each kind."""
-    if request.param == "directory":
-        yield f"file://{tmp_path}/store"
-        return
+@pytest.fixture
+def redis_url():
+    """The URL of a store in Redis."""
     import redis_server
 
     with redis_server.running(redis_server.NAMES[0]) as server:
         # A machine that runs the whole suite may be slower than the limits for real work.
         yield server.url(query="timeout_s=20&connect_timeout_s=20")
+
+
+@pytest.fixture(params=["store_url", "redis_url"], ids=["directory", "redis"])
+def any_store_url(request):
+    """The URL of a store of each kind."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

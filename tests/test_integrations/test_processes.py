@@ -59,25 +59,31 @@ def test_children_of_every_kind_publish_what_they_compile(store_url, tmp_path, r
 
 
 @pytest.mark.serial
-def test_a_signal_loses_nothing_that_is_two_seconds_old(any_store_url, tmp_path, recorded):
+def test_a_signal_loses_nothing_that_is_two_seconds_old(store_url, redis_url, tmp_path, recorded):
     """Processes that are killed, in either way, two seconds after a compile leave the kernel in the
-    store.
+    store, of either kind.
     """
     signals = {"gelu": signal.SIGTERM, "softmax": signal.SIGKILL}
-    env = plugged.environment(any_store_url, tmp_path / "cache")
-    processes = {name: plugged.start(COMPILE_AND_STAY, env, name) for name in signals}
+    processes = {
+        (url, name): plugged.start(
+            COMPILE_AND_STAY, plugged.environment(url, tmp_path / f"cache{number}"), name
+        )
+        for number, url in enumerate((store_url, redis_url))
+        for name in signals
+    }
     try:
         for process in processes.values():
             assert process.stdout.readline() == '"compiled"\n'
         time.sleep(2)
-        for name, process in processes.items():
+        for (_, name), process in processes.items():
             process.send_signal(signals[name])
             assert process.wait(plugged.PATIENCE_S) == -signals[name]
     finally:
         for process in processes.values():
             process.kill()
             process.communicate()
-    assert recorded(any_store_url) == ["gelu_kernel", "softmax_kernel"]
+    for url in (store_url, redis_url):
+        assert recorded(url) == ["gelu_kernel", "softmax_kernel"]
 
 
 _REFUSED = """

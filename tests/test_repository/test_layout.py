@@ -283,7 +283,9 @@ def test_messages_name_addresses_and_how_to_install():
     such package.
     """
     wrong = []
-    for path in [*sources("bundler"), *sources("backends")]:
+    for path in sorted(
+        {path.resolve() for folder in ("bundler", "backends") for path in sources(folder)}
+    ):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [
