@@ -204,7 +204,6 @@ def options(**overrides):
         "time": False,
         "starts": False,
         "graphs": False,
-        "starts": False,
         "drawn_candidates": False,
     }
     return argparse.Namespace(**{**given, **overrides})
