@@ -51,13 +51,12 @@ test-quick: .venv-test/.ready
 
 # -P keeps the checkout off the import path: what is tested is the wheel that was built and installed.
 pytest = BUNDLER_TEST_INSTALLED=1 $(1)/bin/python -P -m pytest
-# $(call run-tests,MARKS,WHERE): first what bears any company; then what looks at a clock, two at a time: such tests wait more than they work.
-# Status 5 is "no test selected": one of the two parts may well be empty, but not both. Only files that name the mark are imported, where there
-# is one.
+# $(call run-tests,MARKS,WHERE): first, side by side, what can bear that; then, one by one, what looks at a clock. Status 5 is "no test
+# selected": one of the two parts may well be empty, but not both. Only files that name the mark are imported, where there is one.
 define run-tests
 @ran=; \
 $(call pytest,.venv-test) -m "($(1)) and not serial" $(2) -n $(WORKERS) --dist loadfile $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
-$(call pytest,.venv-test) -m "($(1)) and serial" --holding serial -n 2 --dist loadfile $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
+$(call pytest,.venv-test) -m "($(1)) and serial" --holding serial $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
 [[ -n $$ran ]] || { echo "make: $@ finds no test; is it one of test, or of test-slow?" >&2; exit 1; }
 endef
 
