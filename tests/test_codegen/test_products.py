@@ -252,16 +252,6 @@ def test_what_is_left_to_call_is_refused_with_its_line():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("where faster", "measurements on a GPU"), ("some", "'none', 'all'")]
-)
-def test_other_choices_are_refused(given, words):
-    """What needs a measurement is named as such."""
-    with pytest.raises(ConfigError, match=words) as caught:
-        GenerateOptions(templates=given)
-    assert caught.value.facts["got"] == given
-
-
-@pytest.mark.parametrize(
     ("sizes", "masks"),
     [
         ((256, 512, 128), ""),
