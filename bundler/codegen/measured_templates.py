@@ -21,14 +21,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
+from bundler.codegen.graph_errors import refusals
 from bundler.codegen.graph_key import graph_key
 from bundler.codegen.lower import dtype_name, program_device
 from bundler.codegen.lowerings.attention_lowerings import ATTENTIONS
@@ -123,12 +127,14 @@ def faster_templates(
         if _name_of(node) not in _DECIDED:
             continue
         try:
-            made, inputs = _module_of(pieces.of(node))
-            key = graph_key(made, plain)
-            digest = str(node) if key is None else key.digest
-            if digest not in known:
-                programs = {form: generate(made, how) for form, how in templates.items()}
-                known[digest] = measurements.chosen(programs, inputs)
+            with refusals("a piece that is measured"):
+                made, inputs = _module_of(pieces.of(node))
+                key = graph_key(made, plain)
+                digest = str(node) if key is None else key.digest
+                if digest not in known:
+                    known[digest] = OPERATOR
+                    programs = {form: generate(made, how) for form, how in templates.items()}
+                    known[digest] = measurements.chosen(programs, inputs)
         except UnsupportedOperator as error:
             _log.debug("%s is called: %s", node, error)
             continue
@@ -289,13 +295,9 @@ def _of_example(value: Any) -> Any:
 def _computed(node: fx.Node) -> Any:
     """Return the value of a node of a piece."""
     target: Any = node.target
-    given = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-    tensors = (one for one in node.all_input_nodes if isinstance(one.meta["val"], torch.Tensor))
-    modes = [one.meta["val"].fake_mode for one in tensors]
-    if not modes:  # a part of a tuple
-        return target(*given[0])
-    with modes[0]:
-        return target(*given[0], **given[1])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    with detect_fake_mode(tree_leaves(args)) or nullcontext():
+        return target(*args, **kwargs)
 
 
 class _ProgramLaunch:

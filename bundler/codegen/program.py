@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import ascii_letters, digits
@@ -434,7 +434,8 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
-        faster, decisions = frozenset(), []
+        faster: Collection[Any] = ()
+        decisions: Sequence[Pair] = ()
         if options.templates == WHERE_FASTER:
             choices = importlib.import_module("bundler.codegen.measured_templates")
             make = partial(program_of_graph, guarded=True)

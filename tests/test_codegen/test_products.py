@@ -19,7 +19,7 @@ from bundler.codegen.loops.fusion import LoopGroup  # noqa: E402
 from bundler.codegen.lower import lower_graph  # noqa: E402
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
 from bundler.codegen.trace import trace  # noqa: E402
-from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
+from bundler.errors import UnsupportedOperator  # noqa: E402
 from bundler.format.opaque_files import program_name  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
     Launch,
