@@ -122,8 +122,7 @@ def faster_templates(
     templates = {OPERATOR: plain, KERNEL: replace(plain, templates=ALL)}
     pieces, found = _Pieces(module.graph), set()
     known: dict[str, str] = {}
-    # The last first: what two products are followed by is part of the later one's kernel.
-    for node in reversed(module.graph.nodes):
+    for node in module.graph.nodes:
         if _name_of(node) not in _DECIDED:
             continue
         try:
@@ -166,10 +165,11 @@ class _Pieces:
     def __init__(self, graph: fx.Graph) -> None:
         self._order = {node: number for number, node in enumerate(graph.nodes)}
         self._computed = _of_inputs(graph)
-        self._taken: set[fx.Node] = set()
 
     def of(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes of an operator's piece, in the graph's order; none is in two pieces."""
+        """Return the nodes of an operator's piece, in the graph's order; none is in two pieces:
+        what two products are followed by is in that of the later one.
+        """
         own = {node}
         waiting = [*node.users]
         while waiting:
@@ -185,7 +185,6 @@ class _Pieces:
             if other not in own and other in self._computed and own.issuperset(other.users):
                 own.add(other)
                 waiting += other.all_input_nodes
-        self._taken |= own
         return sorted(own, key=self._order.__getitem__)
 
     def _follows(self, node: fx.Node, first: fx.Node, own: set[fx.Node]) -> bool:
@@ -196,7 +195,6 @@ class _Pieces:
         device = _device_of(first)
         return (
             known
-            and node not in self._taken
             and all(_device_of(one) in {None, device} for one in (node, *node.all_input_nodes))
             and all(
                 one in own or one in self._computed or self._order[one] < self._order[first]
