@@ -46,7 +46,8 @@ from bundler.codegen.lower import (
     narrow_guard,
     number_of,
 )
-from bundler.codegen.measured_fusion import identity_of
+from bundler.codegen.measured_choices import identity_of
+from bundler.codegen.program_policy import WHERE_FASTER
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import FormatError
 from bundler.project import VERSION
@@ -170,7 +171,7 @@ def graph_key(module: fx.GraphModule, options: Any) -> GraphKey | None:
         "sizes": sizes,
         "graph": graph,
     }
-    if options.policy.measured_fusion:
+    if options.policy.measured_fusion or options.templates == WHERE_FASTER:
         parts["device"] = " ".join(map(identity_of, sorted(lines.devices)))
     return GraphKey(parts, module, lines.environment, lines.symbols)
 

@@ -15,7 +15,7 @@ operator itself.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -173,7 +173,10 @@ class LoweredGraph:
 
 
 def lower_graph(
-    module: fx.GraphModule, *, deterministic: bool = False, templates: bool = False
+    module: fx.GraphModule,
+    *,
+    deterministic: bool = False,
+    templates: bool | Collection[fx.Node] = False,
 ) -> LoweredGraph:
     """Lower every operator of a graph.
 
@@ -181,7 +184,7 @@ def lower_graph(
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
         deterministic: let no kernel write in an order that is open, as after
             `torch.use_deterministic_algorithms(True)`.
-        templates: whether products of matrices and attention become kernels.
+        templates: whether products of matrices and attention become kernels, or which nodes do.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
@@ -189,8 +192,7 @@ def lower_graph(
             off, an operator of torch's that has none.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
-    precision = float32_precision() if templates else None
-    graph = _Reader(module, deterministic=deterministic or ordered, precision=precision).read()
+    graph = _Reader(module, deterministic=deterministic or ordered, templates=templates).read()
     if deterministic and not ordered:
         refuse_unordered(graph.builder.nodes)
     return graph
@@ -198,7 +200,11 @@ def lower_graph(
 
 class _Reader:
     def __init__(
-        self, module: fx.GraphModule, *, deterministic: bool, precision: str | None
+        self,
+        module: fx.GraphModule,
+        *,
+        deterministic: bool,
+        templates: bool | Collection[fx.Node],
     ) -> None:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
@@ -207,8 +213,10 @@ class _Reader:
         # Nodes whose values leave the graph and are read inside of it too, so that both must have
         # the same bits.
         self._kept = _kept_nodes(module.graph)
-        # Of products, which convolutions are with templates, none gains by it.
-        self._channels_last = in_channels_last(module) if precision is None else frozenset()
+        chosen = module.graph.nodes if templates is True else templates or ()
+        self._templates = frozenset(chosen)
+        # Of products, which convolutions are with all templates, none gains by it.
+        self._channels_last = frozenset() if templates is True else in_channels_last(module)
         # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
         # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
@@ -218,10 +226,10 @@ class _Reader:
         self._graph.guarded, self._graph.hints = self._guarded, self._sizes.hints
         self._graph.conditions = self.conditions
         self._graph.callers_results = module.meta.get(CALLERS_RESULTS)
-        self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
+        self._graph.device = program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.hints = self._sizes.hints
-        self._graph.builder.precision = precision
+        self._graph.builder.precision = float32_precision()
 
     def read(self) -> LoweredGraph:
         for node in self._module.graph.nodes:
@@ -425,7 +433,7 @@ class _Reader:
         builder, fallbacks = self._graph.builder, self._graph.fallbacks
         if call.name != "aten.convolution.default" or self._graph.device == CPU:
             return lower(builder, call, fallbacks)
-        if builder.precision is not None and is_patches(call):
+        if call.template and is_patches(call):
             return lower(builder, call, fallbacks)
         images, weight, bias, *rest = call.positional
         if bias is None or call.dtype not in _FLOATS:
@@ -759,6 +767,7 @@ class _Reader:
             refused=self._host.refusal(results, positional, keywords),
             read=frozenset({0}) if single else _results_read(node),
             place=self._place(node),
+            template=node in self._templates,
         )
 
     def _place(self, node: fx.Node) -> Callable[[LazyTensor], Reference] | None:
@@ -1070,7 +1079,7 @@ def _origins(node: fx.Node) -> frozenset[str]:
     return frozenset({name.split(".")[1].lstrip("_") if "." in name else name})
 
 
-def _program_device(values: Iterable[Any]) -> str:
+def program_device(values: Iterable[Any]) -> str:
     """Return the device of a graph, as torch names it.
 
     Args:

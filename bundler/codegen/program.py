@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import ascii_letters, digits
@@ -25,7 +25,7 @@ from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
 from bundler.codegen.measured_fusion import FusionMeasurements
-from bundler.codegen.program_policy import ProgramPolicy
+from bundler.codegen.program_policy import ALL, NONE, TEMPLATES, WHERE_FASTER, ProgramPolicy
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
@@ -40,7 +40,6 @@ from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 # Name of a program whose graph comes from no function.
 _UNNAMED = "program"
-_TEMPLATES = ("none", "all")
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,11 @@ class GenerateOptions:
             kernel was given has a NaN or an infinity.
         verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
             too, and raise where results differ.
-        templates: which operators of torch that a called library computes become kernels: `none`,
-            or `all`: products of matrices do, convolutions of patches among them, and attention,
-            and a program that would still call some operator is refused.
+        templates: which operators of torch that a called library computes become kernels: `none`;
+            `all`: products of matrices do, convolutions of patches among them, and attention, and a
+            program that would still call some operator is refused; or `where faster`: those products
+            and attentions that were measured to be faster so on the program's device, here or where
+            a tuning record is from, and none that nothing was measured of.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
@@ -80,16 +81,12 @@ class GenerateOptions:
     graphs: bool = False
     upcast: bool = True
     policy: ProgramPolicy = field(default_factory=ProgramPolicy)
-    templates: str = "none"
+    templates: str = NONE
 
     def __post_init__(self) -> None:
-        if self.templates not in _TEMPLATES:
-            measured = (
-                " (where they are faster is decided by measurements on a GPU, which there are"
-            )
+        if self.templates not in TEMPLATES:
             raise ConfigError(
-                f"templates={self.templates!r}: expected one of {', '.join(map(repr, _TEMPLATES))}"
-                + (f"{measured} none of yet)" if self.templates == "where faster" else ""),
+                f"templates={self.templates!r}: expected one of {', '.join(map(repr, TEMPLATES))}",
                 got=self.templates,
             )
 
@@ -396,7 +393,7 @@ def generate(
             example_inputs,
             dynamic=dynamic,
             device=device,
-            templates=options.templates == "all",
+            templates=options.templates == ALL,
         )
     except Exception as error:
         refusal = untraceable(error)
@@ -437,11 +434,17 @@ def program_of_graph(
         found = None if file is None else file.read()
         if found is not None:
             return _as_kept(*found, options, module)
+        faster: Collection[Any] = ()
+        decisions: Sequence[Pair] = ()
+        if options.templates == WHERE_FASTER:
+            choices = importlib.import_module("bundler.codegen.measured_templates")
+            make = partial(program_of_graph, guarded=True)
+            faster, decisions = choices.faster_templates(placed, options, make)
         lowering = importlib.import_module("bundler.codegen.lower")
         graph = lowering.lower_graph(
             placed,
             deterministic=options.policy.deterministic,
-            templates=options.templates == "all",
+            templates=options.templates == ALL or faster,
         )
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.
@@ -467,7 +470,7 @@ def program_of_graph(
             modules=KernelModules(harness=options.benchmark_harness, policy=policy.metadata),
             measurements=measured,
         )
-    if options.templates == "all":
+    if options.templates == ALL:
         refuse_called(built.plan, graph.fallbacks)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     buffers = graph.builder.buffers
@@ -502,7 +505,7 @@ def program_of_graph(
         away,
         strides,
         comments,
-        () if measured is None else tuple(measured.records),
+        (*decisions, *([] if measured is None else measured.records)),
     )
 
 

@@ -16,6 +16,9 @@ from bundler.errors import ConfigError
 from bundler.runtime.heuristics.facts import Policy
 from bundler.runtime.tuning.descent import Descent
 
+#: Which operators of torch become kernels of a template.
+TEMPLATES = ("none", "all", "where faster")
+NONE, ALL, WHERE_FASTER = TEMPLATES
 _UNMEASURED = frozenset({"deterministic", "use_tensor_descriptor", "cooperative_reductions"})
 
 

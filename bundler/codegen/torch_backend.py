@@ -32,7 +32,7 @@ from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
-from bundler.codegen.program_policy import ProgramPolicy
+from bundler.codegen.program_policy import NONE, ProgramPolicy
 from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
@@ -83,8 +83,8 @@ def triton_bundler(
             eager torch's; `graphs`, whether repeated calls are launched as CUDA graphs; `workers`,
             how many processes compile kernels while torch traces on, None for one a core, 1 for
             none; `keep`, whether programs are kept in the user's cache directory, where the next
-            process finds them; `upcast`, as `GenerateOptions` has it, and the fields of
-            `ProgramPolicy`, of which `measured_fusion` is also called as torch calls its two parts,
+            process finds them; `upcast` and `templates`, as `GenerateOptions` has them, and the
+            fields of `ProgramPolicy`, of which `measured_fusion` is also called as torch calls its two parts,
             `benchmark_fusion` and `benchmark_combo_kernel`.
         mode: None and `default`; `reduce-overhead` is the option `graphs`;
             `max-autotune-no-cudagraphs` the options `max_autotune` and `coordinate_descent_tuning`;
@@ -95,7 +95,7 @@ def triton_bundler(
     """
     chosen = dict(options or {})
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
-    workers = chosen.pop("workers", None)
+    workers, templates = chosen.pop("workers", None), chosen.pop("templates", NONE)
     worker_count(workers)
     switches = _switches(chosen, mode)
     keep = switches["keep"]
@@ -105,6 +105,7 @@ def triton_bundler(
         graphs=switches["graphs"],
         upcast=switches["upcast"],
         policy=policy,
+        templates=templates,
     )
     before = len(programs)
     compiler = partial(
@@ -148,8 +149,8 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
     wrong = [f"{name}={value!r}" for name, value in chosen.items() if not isinstance(value, bool)]
     if unknown or wrong:
         raise ConfigError(
-            "backend triton_bundler: expected the options programs, a list, workers, a number, and"
-            f" {', '.join(_SWITCHES)}, True or False, got"
+            "backend triton_bundler: expected the options programs, a list, workers, a number,"
+            f" templates, a word, and {', '.join(_SWITCHES)}, True or False, got"
             f" {', '.join(map(repr, unknown)) or wrong[0]}",
             got=unknown or dict(chosen),
         )

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import bundler  # noqa: E402
-from bundler.codegen import measured_fusion, module_decorators  # noqa: E402
+from bundler.codegen import measured_choices, measured_fusion, module_decorators  # noqa: E402
 from bundler.codegen.graph_key import graph_key  # noqa: E402
 from bundler.codegen.measured_fusion import FusionMeasurements  # noqa: E402
 from bundler.codegen.program import GenerateOptions, ProgramPolicy, generate  # noqa: E402
@@ -205,7 +205,7 @@ def test_a_kernel_that_spills_registers_is_not_launched(measured, monkeypatch):
 @pytest.mark.toolchain
 def test_so_many_are_measured_and_what_asserts_is_not(measured, monkeypatch):
     """The rule decides the others: an index computed of random numbers could be none."""
-    monkeypatch.setattr(measured_fusion, "_MOST_MEASURED", 1)
+    monkeypatch.setattr(measured_choices, "_MOST_MEASURED", 1)
     program, _ = measured("x", len, lambda a, b: (*both(a), *both(b.exp())), [*ROWS, *ROWS])
     assert len(program.decisions) == 1
     program, timed = measured(
@@ -226,7 +226,7 @@ def test_the_setting_is_part_of_a_graphs_key_and_of_no_kernel(monkeypatch):
     module = trace(both, ROWS, dynamic=False, device="cuda")
     module.meta.clear()
     keys = {graph_key(module, one).digest for one in (GenerateOptions(), MEASURED)}
-    monkeypatch.setattr(measured_fusion, "open_first_driver", lambda _: DryDriver("cuda"))
+    monkeypatch.setattr(measured_choices, "open_first_driver", lambda _: DryDriver("cuda"))
     keys.add(graph_key(module, MEASURED).digest)
     assert len(keys) == 3
     assert graph_key(module, GenerateOptions()).digest in keys
@@ -289,6 +289,6 @@ def test_a_gpu_decides_and_a_second_time_nothing_is_measured(tmp_path, monkeypat
     assert all(
         sum(t.time_ns is not None for t in tuning.timings) > 1 for _, tuning in program.decisions
     )
-    monkeypatch.setattr(measured_fusion, "CudaClock", never)
+    monkeypatch.setattr(measured_choices, "CudaClock", never)
     again = generate(function, [rows, *lists], options=MEASURED)
     assert again.sources == program.sources

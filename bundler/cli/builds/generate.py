@@ -68,8 +68,9 @@ _INPUTS = "example_inputs"
 @option(
     "--templates WHICH",
     "all: products of matrices and attention become kernels, too, and what torch would still"
-    " compute is refused; none: these are called.",
-    type=click.Choice(["all", "none"]),
+    " compute is refused; none: these are called; where faster: as a measurement on the GPU here,"
+    " or a tuning record, says of each.",
+    type=click.Choice(["all", "none", "where faster"]),
     default="none",
 )
 @flag("--show", "Print the generated kernels.")

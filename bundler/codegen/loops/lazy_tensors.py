@@ -138,8 +138,7 @@ class GraphBuilder:
         deterministic: whether equal calls have to give equal results, so that nothing is added in
             an order that is open.
         hints: symbol of a size -> its value in the example.
-        precision: of products of float32 that become kernels, `ieee` or `tf32`; None where products
-            are called.
+        precision: of products of float32 that become kernels, `ieee` or `tf32`.
         operands: load of an operand of a product that was stored for it -> what it was computed as.
     """
 
@@ -149,7 +148,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.deterministic = False
         self.hints: dict[sympy.Symbol, int] = {}
-        self.precision: str | None = None
+        self.precision = "ieee"
         self.operands: dict[Term, Term] = {}
         self._count = self._seeds = 0
         # Buffers that belong to one tensor of torch's, and must not serve as another one's result.

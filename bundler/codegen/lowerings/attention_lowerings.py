@@ -317,7 +317,7 @@ def _loop(
     details = AttentionDetails(
         causal=problem.causal,
         scale=problem.scale * _LOG2_E,
-        precision=str(builder.precision),
+        precision=builder.precision,
         splits=shape.splits,
         masked=problem.mask is not None,
         logarithms=parts is not None,

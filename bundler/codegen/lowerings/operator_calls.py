@@ -36,6 +36,7 @@ class OperatorCall:
         refused: why it is called as it is, whatever kernels could do; empty where nothing says so.
         read: numbers of the results that something reads.
         place: where it is given a tensor if it is called; None for where torch has the tensor lie.
+        template: whether a product or attention becomes a kernel.
     """
 
     name: str
@@ -50,6 +51,7 @@ class OperatorCall:
     refused: str = ""
     read: frozenset[int] = frozenset({0})
     place: Callable[[LazyTensor], Reference] | None = None
+    template: bool = False
 
     @property
     def operator(self) -> str:

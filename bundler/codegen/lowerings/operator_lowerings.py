@@ -39,7 +39,7 @@ HIGHER_ORDER = "higher_order"
 _NAMESPACES = frozenset({"aten", "prims", "triton_bundler", HIGHER_ORDER})
 Lowered = tuple[LazyTensor | None, ...]
 _WITH_SEVERAL = (SPECIAL, REDUCTIONS_BY_NAME, SCANS, SORTS, SEARCHES, MASKED, RANDOM, POOLS)
-_SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
+SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
             check_type(layout.dtype)
     if name == "view" and call.overload == "dtype":
         name = "view_dtype"
-    if name in VIEWS or name in _SPLITS:
+    if name in VIEWS or name in SPLITS:
         seen = (
             (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
         )
         return tuple(_named(call, tensor) for tensor in seen)
-    products, attentions = (PRODUCTS, ATTENTIONS) if builder.precision is not None else ({}, {})
+    products, attentions = (PRODUCTS, ATTENTIONS) if call.template else ({}, {})
     for table in (POINTWISE, INDEXING, SCATTERING, products):
         if name in table:
             return (table[name](builder, call),)
@@ -132,13 +132,16 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
         if name in several:
             found = several[name](builder, call)
             return found if isinstance(found, tuple) else (found,)
-    raise call.refusal(_reason(builder, call))
+    raise call.refusal(_reason(call))
 
 
-def _reason(builder: GraphBuilder, call: OperatorCall) -> str:
+def _reason(call: OperatorCall) -> str:
     """Return why an operator that no table has is called."""
-    if builder.precision is None and is_product(call):
-        return "its kernel is a template, which templates='all' generates"
+    if not call.template and is_product(call):
+        return (
+            "its kernel is a template, which templates='all' generates, and 'where faster' where"
+            " that is measured"
+        )
     return "no kernel is generated for this operator"
 
 
