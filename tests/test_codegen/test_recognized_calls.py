@@ -3,6 +3,8 @@
 looked at, read as they are, or refused.
 """
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -195,6 +197,17 @@ def test_inputs_that_a_program_was_not_generated_for_are_refused_behind_others(i
         with pytest.raises(ConfigError, match=said):
             runner(*inputs)
     assert torch.equal(runner(GIVEN, GIVEN)[0], GIVEN @ GIVEN)
+
+
+def test_what_recognizes_a_call_keeps_none_of_its_tensors():
+    """Inputs and results of recognized calls are freed as those of the first."""
+    runner = product()
+    for _ in range(4):
+        x, y = GIVEN.clone(), GIVEN.clone()
+        (result,) = runner(x, y)
+    seen = list(map(weakref.ref, (x, y, result)))
+    del x, y, result
+    assert [one() for one in seen] == [None] * 3
 
 
 def test_one_tensor_for_two_inputs_is_right_in_every_call():
