@@ -272,10 +272,10 @@ class _StepBinder:
             copied = self._environment.copied
             return lambda values: copied(values[place], sizes, strides)
         offset = self._size(output.spec.offset)
-        if output.buffer in self._alone:
-            return self._part(output.buffer, sizes, strides, offset)
-        # A view: what is written to one of several results is known to have changed the others.
+        # What is written to one of several results is known to have changed the others.
         view = self._memory.view
+        if output.buffer in self._alone:
+            view = self._view(output.buffer, sizes, strides, offset)
         return lambda values: view(values[place], sizes, strides, offset)
 
     # -------------------------------------------------------------------------------- Places, sizes
@@ -314,21 +314,19 @@ class _StepBinder:
     def _hold(self, buffer: str, shape: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self._spans[buffer] = span(*shape)
 
-    def _part(
+    def _view(
         self, buffer: str, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
-    ) -> _Function:
-        """Return what shows a buffer in another way to an operator."""
-        place, view = self._place(buffer), self._memory.view
+    ) -> Callable[..., Any]:
+        """Return what shows a buffer in another way: the tensor, sizes, strides, offset."""
         bound = getattr(self._memory, "bound_view", None)
         inside = offset >= 0 and min((*sizes, *strides), default=0) >= 0
         # Others are left to torch, which knows how much memory is behind a tensor.
-        if (
-            bound is not None
-            and inside
-            and offset + span(sizes, strides) <= self._spans.get(buffer, 0)
-        ):
-            view = bound()
-        return lambda values: view(values[place], sizes, strides, offset)
+        reach = offset + span(sizes, strides)
+        if bound is not None and inside and reach <= self._spans.get(buffer, 0):
+            found: Callable[..., Any] = bound()
+            return found
+        view: Callable[..., Any] = self._memory.view
+        return view
 
     # ------------------------------------------------------------------------------------- Launches
 
@@ -375,26 +373,24 @@ class _StepBinder:
         take = _taker([self._argument(item, given) for item in step.arguments])
         names = tuple(step.keywords)
         take_named = _taker([self._argument(item, given) for item in step.keywords.values()])
-        function, prepared = given.function, tuple(given.prepared)
+        function, views, lists = given.function, tuple(given.views), tuple(given.lists)
         failure = partial(_failed, self._environment.plan, step)
         finish = self._finish(step, () if step.view else tuple(dict.fromkeys(given.tensors)))
-        used = [place for place, _ in prepared]
+        used = [*(view[0] for view in views), *(place for place, _ in lists)]
         # A view may be lazily negative, which only torch's own views of it keep.
         for name, spec in () if step.view else zip(step.outputs, step.results, strict=True):
             if name is not None and spec is not None:
                 self._hold(name, self._shape(spec))
 
-        def call_plainly(values: Values) -> None:
-            try:
-                result = function(*take(values))
-            except OperatorFailed as error:
-                raise failure(error.message) from error.__cause__
-            finish(values, result)
+        if not used and not names:
+            return _plain_call(function, take, failure, finish)
 
         def call(values: Values) -> None:
             try:
-                for place, prepare in prepared:
-                    values[place] = prepare(values)
+                for place, seen, view, sizes, strides, offset in views:
+                    values[place] = view(values[seen], sizes, strides, offset)
+                for place, listed in lists:
+                    values[place] = list(listed(values))
                 if names:
                     named = dict(zip(names, take_named(values), strict=True))
                     result = function(*take(values), **named)
@@ -407,26 +403,28 @@ class _StepBinder:
             for place in used:
                 values[place] = None
 
-        return call if prepared or names else call_plainly
+        return call
 
     def _argument(self, item: Any, given: _Arguments) -> int:
         """Return the place of an operator's argument; what has to be made of tensors before each
-        call is added to `given.prepared`.
+        call is added to `given.views` and `given.lists`.
         """
         if isinstance(item, dict) and "buffer" in item:
             buffer, spec = item["buffer"], item["spec"]
             place = self._place(buffer)
             if spec is not None:
                 sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
-                seen = self._part(buffer, sizes, strides, self._size(spec["offset"]))
-                place = given.prepare(self._new(), seen)
+                offset, seen, place = self._size(spec["offset"]), place, self._new()
+                view = self._view(buffer, sizes, strides, offset)
+                given.views.append((place, seen, view, sizes, strides, offset))
             given.tensors.append(place)
             return place
         if isinstance(item, dict) and "size" in item:
             return self._number(item["size"])
         if isinstance(item, list) and self._varies(item):
-            take = _taker([self._argument(part, given) for part in item])
-            return given.prepare(self._new(), lambda values: list(take(values)))
+            parts = [self._argument(part, given) for part in item]
+            given.lists.append((place := self._new(), _taker(parts)))
+            return place
         return self._new(given.decoded(self._plain(item)))
 
     def _varies(self, item: Any) -> bool:
@@ -534,7 +532,8 @@ class _Arguments:
     Attributes:
         function: what is called.
         tensors: their places.
-        prepared: place, and what makes an argument that is put there before the call.
+        views: place, place of a buffer, and how that is shown at the first one before the call.
+        lists: place, and what takes the parts of a list that is put there after that.
     """
 
     def __init__(self, memory: Any, operator: str) -> None:
@@ -544,12 +543,8 @@ class _Arguments:
             partial(_called, memory, operator) if self._found is None else self._found[0]
         )
         self.tensors: list[int] = []
-        self.prepared: list[tuple[int, _Function]] = []
-
-    def prepare(self, place: int, function: _Function) -> int:
-        """Have an argument made before each call; returns its place."""
-        self.prepared.append((place, function))
-        return place
+        self.views: list[tuple[int, int, Callable[..., Any], Any, Any, int]] = []
+        self.lists: list[tuple[int, Callable[[Values], tuple[Any, ...]]]] = []
 
     def decoded(self, item: Any) -> Any:
         """Return an argument as the function takes it."""
@@ -567,6 +562,24 @@ def _in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[s
 
 def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any:
     return memory.call(operator, list(arguments), keywords)
+
+
+def _plain_call(
+    function: Callable[..., Any],
+    take: Callable[[Values], tuple[Any, ...]],
+    failure: Callable[[str], OperatorFailed],
+    finish: Callable[[Values, Any], None],
+) -> _Function:
+    """Return what calls an operator with tensors and numbers as they lie among the values."""
+
+    def call(values: Values) -> None:
+        try:
+            result = function(*take(values))
+        except OperatorFailed as error:
+            raise failure(error.message) from error.__cause__
+        finish(values, result)
+
+    return call
 
 
 def _clearing(places: Sequence[int]) -> _Function:
