@@ -23,6 +23,7 @@ from typing import Any
 
 from bundler.errors import ConfigError, NotFound
 from bundler.toolchain.torch_counters import counters_of
+from bundler.toolchain.torch_functions import quick_function
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 _BUILT_IN = frozenset({"aten", "prims"})
@@ -72,8 +73,8 @@ class TorchMemory:
 
     def current_device(self) -> AbstractContextManager[Any]:
         """Return a context in which launches and allocations are on the memory's device, and
-        operators compute what was traced: without autocast, and without gradients, which would
-        follow through operators alone and not through kernels.
+        operators compute what was traced: without autocast, without functions in place of torch's,
+        and without gradients, which would follow through operators alone and not through kernels.
         """
         torch, kind = self._torch, self._device.type
         accelerator: Any = getattr(torch, kind, None)
@@ -85,6 +86,8 @@ class TorchMemory:
             contexts.append(torch.no_grad())
         if torch.is_autocast_enabled(kind):
             contexts.append(torch.autocast(kind, enabled=False))
+        if torch._C._is_torch_function_mode_enabled():  # noqa: SLF001
+            contexts.append(torch._C.DisableTorchFunction())  # noqa: SLF001
         return _within(contexts) if contexts else _NOTHING
 
     def placed(self, tensor: Any) -> Any:
@@ -191,9 +194,18 @@ class TorchMemory:
         if type(self).call is not TorchMemory.call:
             return None
         found = self.operator(name)
+        quick = quick_function(self._torch, name, found)
+        if quick is not None:
+            return quick, self._decoded
         # What an operator's own call hands everything to; those of some libraries do more.
         plain = type(found) is self._torch._ops.OpOverload  # noqa: SLF001
         return found._op if plain else found, self._decoded  # noqa: SLF001
+
+    def recognizer(self, tensors: Sequence[Any]) -> Callable[..., bool] | None:
+        """Return what says whether other tensors have the types, dtypes, sizes, strides, devices
+        and marks of these, no two of which may be one; None where torch has no quick way.
+        """
+        return _recognizer(self._torch, tensors)
 
     def lacking(
         self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
@@ -418,7 +430,6 @@ class TorchGraphs:
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self.device = torch, device
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # noqa: SLF001
-        self._guards: Any = getattr(guards, "TensorGuards", None)
         self._reinterpreted: Any = getattr(guards, "_reinterpret_tensor", None)
         self._use_count: Any = torch._C._storage_Use_Count  # noqa: SLF001
         # Called in every launch, so without what torch has around them.
@@ -579,15 +590,24 @@ class TorchGraphs:
         """Return what says whether other tensors have the types, dtypes, sizes, strides, devices
         and marks of these; None where torch has no quick way.
         """
-        if self._guards is None:
-            return None
-        made = self._guards(
-            *tensors,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-        )
-        found: Callable[..., bool] = made.check
-        return found
+        return _recognizer(self._torch, tensors)
+
+
+def _recognizer(torch: Any, tensors: Sequence[Any]) -> Callable[..., bool] | None:
+    """Return what compares tensors with these by what guards the graphs of torch.compile; None for
+    classes that others made, which these guards do not keep alive.
+    """
+    inner = getattr(torch._C, "_dynamo", None)  # noqa: SLF001
+    guards: Any = getattr(getattr(inner, "guards", None), "TensorGuards", None)
+    if guards is None or not {torch.Tensor, torch.nn.Parameter}.issuperset(map(type, tensors)):
+        return None
+    made = guards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    )
+    found: Callable[..., bool] = made.check
+    return found
 
 
 def _apart(target: Any, source: Any) -> tuple[Any, Any]:

@@ -38,9 +38,8 @@ class Graphs(TorchGraphs):
     """Captures on the CPU: a launch does again what was captured."""
 
     def __init__(self):
-        guards = torch._C._dynamo.guards
         self._torch, self._use_count = torch, torch._C._storage_Use_Count
-        self._guards, self._reinterpreted = guards.TensorGuards, guards._reinterpret_tensor
+        self._reinterpreted = torch._C._dynamo.guards._reinterpret_tensor
         self.device = f"stand-in {next(_devices)}"
         self.now, self.capturing = 7, False
         self.is_capturing = lambda: self.capturing

@@ -5,6 +5,7 @@
  * _launch_state.h    what the module has
  * _tensors.h         reading tensors
  * _packing.h         one value into a parameter buffer
+ * _addresses.h       where tensors lie
  * _launcher.h        Launcher: the values of a call, and the call of the driver
  * _call_key.h        the bytes that tell calls apart
  * _profiler_hooks.h  whether Triton calls anything around a launch
@@ -17,6 +18,7 @@
 
 #include "_launch_state.h"
 #include "../../format/_elf.h"
+#include "_addresses.h"
 #include "_dispatcher.h"
 #include "_gridded.h"
 
@@ -173,6 +175,10 @@ static PyMethodDef functions[] = {
      "Return a section of a device binary that is whole."},
     {"load_image", load_image, METH_VARARGS,
      "Load a binary where its context is current, and find its kernel."},
+    {"misplaced", (PyCFunction)(void (*)(void))misplaced, METH_FASTCALL,
+     "Return the places of tensors that are not aligned."},
+    {"is_apart", (PyCFunction)(void (*)(void))is_apart, METH_FASTCALL,
+     "Whether a tensor is aligned, and begins where no other does."},
     {NULL, NULL, 0, NULL}};
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

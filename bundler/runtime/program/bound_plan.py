@@ -10,6 +10,7 @@ meets new sizes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,6 @@ from bundler.errors import OperatorFailed, UnsupportedOperator
 from bundler.runtime.heuristics.launch_expressions import evaluate
 from bundler.runtime.program.device_tensors import host_number, span
 from bundler.runtime.program.program_inputs import (
-    ALIGNED_BYTES,
     dtype_of,
     is_lazy,
     read_by_kernels,
@@ -44,12 +44,12 @@ from bundler.runtime.program.program_plan import (
     Step,
     TensorSpec,
 )
+from bundler.runtime.program.tensor_addresses import is_apart
 from bundler.runtime.program.workspace import Workspace
 
 Values = list[Any]
 # Where what draws seeds of random numbers lies.
 _SEEDS = 0
-_NO_DTYPE = object()
 _Function = Callable[[Values], Any]
 
 
@@ -90,16 +90,26 @@ class BoundPlan:
     def __init__(self, environment: Environment, sizes: Mapping[str, Any]) -> None:
         binder = _StepBinder(environment, sizes)
         plan = environment.plan
-        self._steps: list[_Function] = []
-        # Place of an input -> the last step that reads it.
+        functions: list[_Function] = []
+        # What nothing reads any more when a function was called; an input's place -> its last one.
+        released: list[list[int]] = []
         last: dict[int, int] = {}
-        for step in map(binder.step, filter(binder.is_work, plan.steps)):
-            last |= dict.fromkeys(binder.inputs_read(), len(self._steps))
-            self._steps.append(step)
+        for step in filter(binder.is_work, plan.steps):
+            if isinstance(step, Release) and released:
+                released[-1].append(binder.released(step))
+            else:
+                functions.append(binder.step(step))
+                released.append([])
+            last |= dict.fromkeys(binder.inputs_read(), len(functions) - 1)
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
         self._workspace, self._work_places = binder.workspace, binder.work_places()
-        self._consuming = _releasing(self._steps, last, binder.inputs_read())
+        self._steps = _clearing_after(functions, released)
+        returned = binder.inputs_read()
+        for place, number in last.items():
+            if place not in returned:
+                released[number].append(place)
+        self._consuming = _clearing_after(functions, released)
 
     def run(
         self, inputs: list[Any], sizes: Mapping[str, Any], seeds: Any, *, consume: bool = False
@@ -154,15 +164,15 @@ def input_place(number: int) -> int:
     return _SEEDS + 1 + number
 
 
-def _releasing(
-    steps: Sequence[_Function], last: Mapping[int, int], returned: Collection[int]
+def _clearing_after(
+    functions: Sequence[_Function], released: Sequence[Sequence[int]]
 ) -> list[_Function]:
-    """Return steps that also forget what each is the last to read, but for what is returned."""
-    found = list(steps)
-    for number in sorted({*last.values()}, reverse=True):
-        places = [place for place, step in last.items() if step == number and place not in returned]
+    """Return functions, each followed by what forgets what it was the last to read."""
+    found = []
+    for function, places in zip(functions, released, strict=True):
+        found.append(function)
         if places:
-            found.insert(number + 1, _clearing(places))
+            found.append(_clearing(places))
     return found
 
 
@@ -195,6 +205,7 @@ class _StepBinder:
             found = Workspace(environment.plan, self._memory, self._shape)
             self.workspace = found if found.buffers else None
         self._work = frozenset(() if self.workspace is None else self.workspace.buffers)
+        self._alone = _in_one_result(environment.plan, environment.constants)
 
     def is_work(self, step: Step) -> bool:
         """Whether anything is left to do in a step, beside a buffer of the workspace."""
@@ -223,13 +234,17 @@ class _StepBinder:
                 return _into(self._place(name), lambda _: allocate())
             case OperatorStep():
                 return self._call(step)
-            case Release(name):
-                return _clearing([self._place(name)])
+            case Release():
+                return _clearing([self.released(step)])
             case GridCounters(name, count):
                 counters = self._memory.counters
                 return _into(self._place(name), lambda _: counters(count))
             case Cooperation():
                 return self._cooperation(step)
+
+    def released(self, step: Release) -> int:
+        """Return the place of what a step releases."""
+        return self._place(step.name)
 
     def _cooperation(self, step: Cooperation) -> _Function:
         """Return what runs the form that the launcher chooses."""
@@ -256,7 +271,11 @@ class _StepBinder:
         if output.fresh:
             copied = self._environment.copied
             return lambda values: copied(values[place], sizes, strides)
-        view, offset = self._memory.view, self._size(output.spec.offset)
+        offset = self._size(output.spec.offset)
+        # What is written to one of several results is known to have changed the others.
+        view = self._memory.view
+        if output.buffer in self._alone:
+            view = self._view(output.buffer, sizes, strides, offset)
         return lambda values: view(values[place], sizes, strides, offset)
 
     # -------------------------------------------------------------------------------- Places, sizes
@@ -295,21 +314,19 @@ class _StepBinder:
     def _hold(self, buffer: str, shape: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self._spans[buffer] = span(*shape)
 
-    def _part(
+    def _view(
         self, buffer: str, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
-    ) -> _Function:
-        """Return what shows a buffer in another way to an operator."""
-        place, view = self._place(buffer), self._memory.view
+    ) -> Callable[..., Any]:
+        """Return what shows a buffer in another way: the tensor, sizes, strides, offset."""
         bound = getattr(self._memory, "bound_view", None)
         inside = offset >= 0 and min((*sizes, *strides), default=0) >= 0
         # Others are left to torch, which knows how much memory is behind a tensor.
-        if (
-            bound is not None
-            and inside
-            and offset + span(sizes, strides) <= self._spans.get(buffer, 0)
-        ):
-            view = bound()
-        return lambda values: view(values[place], sizes, strides, offset)
+        reach = offset + span(sizes, strides)
+        if bound is not None and inside and reach <= self._spans.get(buffer, 0):
+            found: Callable[..., Any] = bound()
+            return found
+        view: Callable[..., Any] = self._memory.view
+        return view
 
     # ------------------------------------------------------------------------------------- Launches
 
@@ -356,19 +373,24 @@ class _StepBinder:
         take = _taker([self._argument(item, given) for item in step.arguments])
         names = tuple(step.keywords)
         take_named = _taker([self._argument(item, given) for item in step.keywords.values()])
-        function, prepared = given.function, tuple(given.prepared)
+        function, views, lists = given.function, tuple(given.views), tuple(given.lists)
         failure = partial(_failed, self._environment.plan, step)
         finish = self._finish(step, () if step.view else tuple(dict.fromkeys(given.tensors)))
-        used = [place for place, _ in prepared]
+        used = [*(view[0] for view in views), *(place for place, _ in lists)]
         # A view may be lazily negative, which only torch's own views of it keep.
         for name, spec in () if step.view else zip(step.outputs, step.results, strict=True):
             if name is not None and spec is not None:
                 self._hold(name, self._shape(spec))
 
+        if not used and not names:
+            return _plain_call(function, take, failure, finish)
+
         def call(values: Values) -> None:
             try:
-                for place, prepare in prepared:
-                    values[place] = prepare(values)
+                for place, seen, view, sizes, strides, offset in views:
+                    values[place] = view(values[seen], sizes, strides, offset)
+                for place, listed in lists:
+                    values[place] = list(listed(values))
                 if names:
                     named = dict(zip(names, take_named(values), strict=True))
                     result = function(*take(values), **named)
@@ -385,22 +407,24 @@ class _StepBinder:
 
     def _argument(self, item: Any, given: _Arguments) -> int:
         """Return the place of an operator's argument; what has to be made of tensors before each
-        call is added to `given.prepared`.
+        call is added to `given.views` and `given.lists`.
         """
         if isinstance(item, dict) and "buffer" in item:
             buffer, spec = item["buffer"], item["spec"]
             place = self._place(buffer)
             if spec is not None:
                 sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
-                seen = self._part(buffer, sizes, strides, self._size(spec["offset"]))
-                place = given.prepare(self._new(), seen)
+                offset, seen, place = self._size(spec["offset"]), place, self._new()
+                view = self._view(buffer, sizes, strides, offset)
+                given.views.append((place, seen, view, sizes, strides, offset))
             given.tensors.append(place)
             return place
         if isinstance(item, dict) and "size" in item:
             return self._number(item["size"])
         if isinstance(item, list) and self._varies(item):
-            take = _taker([self._argument(part, given) for part in item])
-            return given.prepare(self._new(), lambda values: list(take(values)))
+            parts = [self._argument(part, given) for part in item]
+            given.lists.append((place := self._new(), _taker(parts)))
+            return place
         return self._new(given.decoded(self._plain(item)))
 
     def _varies(self, item: Any) -> bool:
@@ -455,30 +479,36 @@ class _StepBinder:
         """Return what puts a result at its place in the layout that torch traced, in which the
         program reads it.
         """
-        operator, place, taken = step.operator, self._place(name), _taker(tensors)
-        failure = partial(_failed, self._environment.plan, step)
+        place, given, view = self._place(name), tuple(tensors), step.view
+        look = self._looking(step, name, spec, given)
+        recognizer_of = getattr(self._memory, "recognizer", None)
+        # What tells a result like one that was right: most are.
+        recognized: Callable[..., bool] | None = None
+
+        def check(values: Values, value: Any) -> None:
+            nonlocal recognized
+            if recognized and recognized(value) and (view or is_apart(value, values, given)):
+                values[place] = value
+                return
+            found = values[place] = look(values, value)
+            if found is value and recognizer_of is not None:
+                recognized = recognizer_of([value])
+
+        return check
+
+    def _looking(
+        self, step: OperatorStep, name: str, spec: TensorSpec, given: tuple[int, ...]
+    ) -> Callable[[Values, Any], Any]:
+        """Return what compares a result with what torch traced, and returns it, or a copy where it
+        cannot be read as it lies.
+        """
+        operator, failure = step.operator, partial(_failed, self._environment.plan, step)
         shape, strides = self._shape(spec)
         copied, may_be_anywhere = self._environment.copied, self._environment.may_be_anywhere
         expected = None if spec.device == HOST else getattr(self._memory, "device", None)
-        # The dtype as torch has it, once a result was right: most are, and are compared quickly.
-        right: Any = _NO_DTYPE
+        may_be_lazy = step.view and name not in self._read_by_kernels
 
-        def is_readable(values: Values, value: Any) -> bool:
-            if step.view:
-                return name not in self._read_by_kernels or not is_lazy(value)
-            return _is_new(value, taken(values))
-
-        def check(values: Values, value: Any) -> None:
-            nonlocal right
-            if (
-                getattr(value, "dtype", None) is right
-                and value.shape == shape
-                and value.stride() == strides
-                and (expected is None or value.device == expected)
-                and is_readable(values, value)
-            ):
-                values[place] = value
-                return
+        def look(values: Values, value: Any) -> Any:
             if not hasattr(value, "shape"):
                 raise failure(f"expected a tensor for {name}, got {type(value).__name__}")
             got = None if expected is None else getattr(value, "device", None)
@@ -488,13 +518,12 @@ class _StepBinder:
             if tuple(value.shape) != shape or dtype_of(value) != spec.dtype:
                 raise _wrong_result(operator, spec.dtype, shape, value)
             fits = same_strides(shape, strides, strides_of(value))
-            if not fits or not is_readable(values, value):
-                value = copied(value, shape, strides)
-            values[place] = value
-            if hasattr(value, "stride"):
-                right = value.dtype
+            readable = fits and (may_be_lazy or not is_lazy(value))
+            if readable and (step.view or is_apart(value, values, given)):
+                return value
+            return copied(value, shape, strides)
 
-        return check
+        return look
 
 
 class _Arguments:
@@ -503,7 +532,8 @@ class _Arguments:
     Attributes:
         function: what is called.
         tensors: their places.
-        prepared: place, and what makes an argument that is put there before the call.
+        views: place, place of a buffer, and how that is shown at the first one before the call.
+        lists: place, and what takes the parts of a list that is put there after that.
     """
 
     def __init__(self, memory: Any, operator: str) -> None:
@@ -513,28 +543,56 @@ class _Arguments:
             partial(_called, memory, operator) if self._found is None else self._found[0]
         )
         self.tensors: list[int] = []
-        self.prepared: list[tuple[int, _Function]] = []
-
-    def prepare(self, place: int, function: _Function) -> int:
-        """Have an argument made before each call; returns its place."""
-        self.prepared.append((place, function))
-        return place
+        self.views: list[tuple[int, int, Callable[..., Any], Any, Any, int]] = []
+        self.lists: list[tuple[int, Callable[[Values], tuple[Any, ...]]]] = []
 
     def decoded(self, item: Any) -> Any:
         """Return an argument as the function takes it."""
         return item if self._found is None else self._found[1](item)
 
 
+def _in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[str]:
+    """Return the buffers of which one result is made, and nothing else that a caller has."""
+    if any(isinstance(step, OperatorStep) and step.view for step in plan.every_step):
+        return frozenset()
+    results = Counter(output.buffer for output in plan.outputs if output.buffer is not None)
+    given = {*constants, *(item.name for item in plan.inputs)}
+    return frozenset(name for name, count in results.items() if count == 1 and name not in given)
+
+
 def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any:
     return memory.call(operator, list(arguments), keywords)
 
 
+def _plain_call(
+    function: Callable[..., Any],
+    take: Callable[[Values], tuple[Any, ...]],
+    failure: Callable[[str], OperatorFailed],
+    finish: Callable[[Values, Any], None],
+) -> _Function:
+    """Return what calls an operator with tensors and numbers as they lie among the values."""
+
+    def call(values: Values) -> None:
+        try:
+            result = function(*take(values))
+        except OperatorFailed as error:
+            raise failure(error.message) from error.__cause__
+        finish(values, result)
+
+    return call
+
+
 def _clearing(places: Sequence[int]) -> _Function:
+    (first, *others) = places
+
+    def clear_one(values: Values) -> None:
+        values[first] = None
+
     def clear(values: Values) -> None:
         for place in places:
             values[place] = None
 
-    return clear
+    return clear if others else clear_one
 
 
 def _in_turn(steps: Sequence[_Function]) -> _Function:
@@ -558,16 +616,6 @@ def _taker(places: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
         (place,) = places
         return lambda values: (values[place],)
     return itemgetter(*places) if places else lambda _: ()
-
-
-def _is_new(value: Any, arguments: Sequence[Any]) -> bool:
-    """Whether a result has memory of its own, aligned as kernels expect: some operators return an
-    argument.
-    """
-    address = value.data_ptr()
-    if address % ALIGNED_BYTES:
-        return False
-    return address == 0 or address not in [argument.data_ptr() for argument in arguments]
 
 
 def _wrong_device(operator: str, expected: Any, got: Any) -> UnsupportedOperator:

@@ -27,7 +27,7 @@ from typing import Any
 from bundler.errors import ConfigError
 from bundler.package_loggers import logger
 from bundler.runtime.program.bound_plan import BoundPlan, input_place
-from bundler.runtime.program.program_inputs import ALIGNED_BYTES, Signature, strides_of
+from bundler.runtime.program.program_inputs import InputRecognizer, Signature, strides_of
 from bundler.runtime.program.program_plan import (
     HOST,
     NUMBER_MARK,
@@ -37,6 +37,7 @@ from bundler.runtime.program.program_plan import (
     Seeds,
 )
 from bundler.runtime.program.run import ProgramRunner
+from bundler.runtime.program.tensor_addresses import ALIGNED_BYTES
 
 _log = logger("bundler.runtime")
 # Calls with the same sizes before one is captured.
@@ -280,9 +281,7 @@ class _Calls:
         self._graphs: Any = runner._graphs  # noqa: SLF001
         self._plan, self._signature = runner.plan, signature
         self._tensors = [n for n, item in enumerate(self._plan.inputs) if item.spec is not None]
-        self._numbers = [n for n, item in enumerate(self._plan.inputs) if item.spec is None]
-        self._recognizer: Any = None
-        self._given_numbers: list[Any] = []
+        self._recognizer: InputRecognizer | None = None
         self._seen, self._captures = 0, 0
         self._addresses: dict[int, int] = {}
         # Inputs that are copied, and how often one was not where a graph reads it.
@@ -294,16 +293,7 @@ class _Calls:
 
     def recognizes(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs are such as those of these calls, as far as can be seen quickly."""
-        if self._recognizer is None or len(inputs) != len(self._plan.inputs):
-            return False
-        if self._numbers and self._numbers_of(inputs) != self._given_numbers:
-            return False
-        tensors = [inputs[n] for n in self._tensors] if self._numbers else inputs
-        found: bool = self._recognizer(*tensors)
-        return found
-
-    def _numbers_of(self, inputs: Sequence[Any]) -> list[Any]:
-        return [(type(inputs[n]), inputs[n]) for n in self._numbers]
+        return self._recognizer is not None and self._recognizer.knows(inputs)
 
     def replayed(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return the results of the graph; None where the call has to run step by step."""
@@ -418,8 +408,7 @@ class _Calls:
         self._recognizer = None
         # Inputs that are all where they were are apart as they were.
         if not (copied and self._runner.looks_at_addresses):
-            self._recognizer = self._graphs.recognizer([placed[n] for n in self._tensors])
-            self._given_numbers = self._numbers_of(placed)
+            self._recognizer = InputRecognizer(self._plan.inputs, placed, self._graphs.recognizer)
         resting = {n: 0 for n in copied if self._misses[n] < _MOST_MISSES}
         found = _Capture(
             launch,

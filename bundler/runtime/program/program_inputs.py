@@ -26,10 +26,15 @@ from bundler.runtime.program.program_plan import (
     ProgramPlan,
     TensorSpec,
 )
+from bundler.runtime.program.tensor_addresses import misplaced
 
-ALIGNED_BYTES = 16
 # Calls with ever new shapes forget the old ones together.
 MOST_SIGNATURES = 256
+# How often what recognizes a signature is made: inputs that differ in what no program looks at, as
+# in whether gradients follow, are looked at one by one then.
+_MOST_RECOGNIZERS = 4
+# What says whether tensors have the types, dtypes, sizes, strides, devices and marks of some.
+RecognizerMaker = Callable[[Sequence[Any]], Callable[..., bool] | None]
 # Of what keeps the random numbers of attention for its gradient.
 _STATE_TYPES, _MOST_STATE = frozenset({"int64", "uint64"}), 2
 
@@ -43,12 +48,49 @@ class Signature:
         lazy: numbers of inputs whose memory does not hold their numbers: see `is_lazy`.
         bound: what runs them, which the runner keeps here.
         graph: what runs them as a CUDA graph, likewise.
+        recognizer: tells such calls quickly, None until one came twice.
+        recognizers: how many were made.
     """
 
     sizes: dict[str, Any]
     lazy: tuple[int, ...] = ()
     bound: Any = None
     graph: Any = None
+    recognizer: InputRecognizer | None = None
+    recognizers: int = 0
+
+
+class InputRecognizer:
+    """Tells quickly whether inputs look like those of an earlier call; what it does not know may
+    look like them, too.
+
+    Args:
+        inputs: of the plan.
+        values: of the earlier call.
+        make: the memory's.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Input], values: Sequence[Any], make: RecognizerMaker
+    ) -> None:
+        self._count = len(inputs)
+        self._tensors = [n for n, item in enumerate(inputs) if item.spec is not None]
+        self._numbers = [(n, item) for n, item in enumerate(inputs) if item.spec is None]
+        self._given = self._numbers_of(values)
+        self._check = make([values[n] for n in self._tensors]) if self._tensors else None
+
+    def _numbers_of(self, values: Sequence[Any]) -> list[Any]:
+        return [_number(item, values[n]) for n, item in self._numbers]
+
+    def knows(self, values: Sequence[Any]) -> bool:
+        """Whether a call's inputs look like those."""
+        if self._check is None or len(values) != self._count:
+            return False
+        if not self._numbers:
+            return self._check(*values)
+        if self._numbers_of(values) != self._given:
+            return False
+        return self._check(*[values[n] for n in self._tensors])
 
 
 class ProgramInputs:
@@ -63,6 +105,7 @@ class ProgramInputs:
         separate: refuse inputs that share memory with one that the program changes.
         take: makes a tensor as launches take it of one of any library; None for `device_tensor`,
             which takes torch's as they are.
+        recognizer: the memory's, of torch's tensors; None for one without.
     """
 
     def __init__(
@@ -73,6 +116,7 @@ class ProgramInputs:
         device: Any = None,
         separate: bool = True,
         take: Callable[[Any], Any] | None = None,
+        recognizer: RecognizerMaker | None = None,
     ) -> None:
         self._inputs, self._places, self._limits = plan.inputs, plan.sizes, plan.limits
         self._guards, self._values = plan.guards, plan.values
@@ -80,12 +124,14 @@ class ProgramInputs:
         self._take = take or partial(device_tensor, host=host)
         self._read = frozenset(read_by_kernels(plan))
         self._tensors = [number for number, item in enumerate(plan.inputs) if item.spec is not None]
-        self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
+        self._aligned = tuple(n for n in self._tensors if plan.inputs[n].aligned)
         changed = [n for n in self._tensors if plan.inputs[n].changed]
         self._apart = changed if separate and len(self._tensors) > 1 else []
         #: Whether addresses decide that a call may be run, too, which every call looks at then.
         self.looks_at_addresses = bool(self._apart)
         self._known: dict[Any, Signature] = {}
+        self._recognizer_of = recognizer if take is None else None
+        self._latest = Signature({})
 
     def taken(self, inputs: Sequence[Any]) -> tuple[list[Any], Signature]:
         """Return inputs as launches take them, and what is known of calls like this one.
@@ -97,7 +143,15 @@ class ProgramInputs:
             raise ConfigError(
                 f"the program takes {len(self._inputs)} inputs, got {len(inputs)}", got=len(inputs)
             )
-        values = list(inputs)
+        values, known = list(inputs), self._latest
+        if known.recognizer is None or not known.recognizer.knows(inputs):
+            values, known = self._looked_at(inputs)
+        if self._apart:
+            self._check_apart(values)
+        return values, known
+
+    def _looked_at(self, inputs: Sequence[Any]) -> tuple[list[Any], Signature]:
+        """Return the same as `taken` of inputs that are not known to look like the latest."""
         known = None
         if self._is_torchs:
             try:
@@ -105,10 +159,13 @@ class ProgramInputs:
             except AttributeError:  # one is no tensor of torch, which alone are taken as they are
                 known = None
         if known is None:
-            values, known = self._met(inputs)
-        if self._apart:
-            self._check_apart(values)
-        return values, known
+            return self._met(inputs)
+        came_again = known is self._latest or known.recognizer is None
+        if came_again and self._recognizer_of and known.recognizers < _MOST_RECOGNIZERS:
+            known.recognizer = InputRecognizer(self._inputs, inputs, self._recognizer_of)
+            known.recognizers += 1
+        self._latest = known
+        return list(inputs), known
 
     def _key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return what tells calls with torch's tensors apart."""
@@ -160,11 +217,11 @@ class ProgramInputs:
         small = dtype in _STATE_TYPES and math.prod(sizes) <= _MOST_STATE
         return small and name not in self._read
 
-    def to_copy(self, values: Sequence[Any], signature: Signature) -> list[int]:
+    def to_copy(self, values: list[Any], signature: Signature) -> list[int]:
         """Return the numbers of inputs that kernels cannot read where they lie: they begin at no
         multiple of 16 bytes, where kernels count on it, or are lazy.
         """
-        odd = [n for n in self._aligned if values[n].data_ptr() % ALIGNED_BYTES]
+        odd = misplaced(values, self._aligned)
         return [*{*odd, *signature.lazy}] if signature.lazy else odd
 
     def _checked(self, values: Sequence[Any]) -> dict[str, Any]:
@@ -288,10 +345,12 @@ def _signature(tensor: Any) -> Any:
 
 
 def _number(item: Input, value: Any) -> Any:
-    """Return a number with its type, since 1, 1.0 and True are equal; None for an argument that
-    nobody reads.
+    """Return a number with its type, since 1, 1.0 and True are equal, and a float by its digits,
+    since 0.0 and -0.0 are; None for an argument that nobody reads.
     """
-    return (type(value), value) if item.name or item.number is not None else None
+    if not item.name and item.number is None:
+        return None
+    return type(value), value.hex() if type(value) is float else value
 
 
 def _span(value: Any) -> tuple[int, int]:

@@ -19,13 +19,13 @@ from bundler.format.digest import sha256
 from bundler.runtime.program.bound_plan import BoundPlan, Environment, input_place
 from bundler.runtime.program.device_tensors import host_tensor
 from bundler.runtime.program.program_inputs import (
-    ALIGNED_BYTES,
     MOST_SIGNATURES,
     ProgramInputs,
     Signature,
     is_lazy,
 )
 from bundler.runtime.program.program_plan import HOST, Cooperation, ProgramPlan
+from bundler.runtime.program.tensor_addresses import ALIGNED_BYTES
 
 # From how many seeds to a tensor that holds them.
 SeedSource = Callable[[int], Any]
@@ -155,6 +155,7 @@ class ProgramRunner:
             device=getattr(memory, "device", None),
             separate=separate,
             take=getattr(memory, "tensor", None),
+            recognizer=getattr(memory, "recognizer", None),
         )
         self._current_device = getattr(memory, "current_device", nullcontext)
         #: Where seeds of random numbers come from.
