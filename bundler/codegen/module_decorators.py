@@ -96,7 +96,7 @@ def heuristic(
         min_elem_per_thread=min_elem_per_thread,
         add_persistent_rblock=add_persistent_rblock,
         one_element_per_thread=one_element_per_thread,
-        contiguous_row=reduction_hint != "OUTER",
+        contiguous_row=reduction_hint not in {"OUTER", "OUTER_TINY"},
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,
         rsplit_size=rsplit_size,

@@ -279,6 +279,22 @@ def test_memory_across_the_rows_decides_how_they_are_reduced():
     assert (step.text.reduction_hint, step.text.counts["num_reduction"]) == ("OUTER", 1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dim", "hints"),
+    [
+        ((64, 512, 768), 1, ["DEFAULT"]),
+        ((4096, 1024), 0, ["OUTER", "OUTER"]),
+        ((1024, 128), 0, ["OUTER", "OUTER_TINY"]),
+    ],
+)
+def test_how_many_columns_there_are_decides_their_tiles(sizes, dim, hints):
+    """Of so many columns that none is cut, the best tile is measured; few results of pieces get
+    small ones, so that more than one program adds them.
+    """
+    program = generate(lambda a: a.sum(dim), [torch.zeros(sizes, device="meta")])
+    assert [kernel.text.reduction_hint for kernel in program.kernels.values()] == hints
+
+
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
 
