@@ -58,10 +58,6 @@ _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 # What a program loads ahead of the rows that it computes lies in shared memory, of which every GPU
 # has more than so much; heuristics have at most so many stages.
 _SHARED_BYTES, _MOST_STAGES = 49152, 3
-# Of more rows than this, across which memory runs, none is cut, and which tile reads them best is
-# measured. Few short ones need small tiles for more than a program or two: up to so many rows, of up
-# to so many elements each. Both as Inductor has it.
-_MANY_COLUMNS, _TINY = 64 * 132, ((512, 512), (256, 1024))
 _GRID_SIZE = re.compile(r"[xyz]numel(?:_[0-9]+)?")
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
@@ -82,7 +78,7 @@ class KernelText:
         blocks: constexpr parameters behind them.
         body: lines of the function.
         hints: prefix -> power of two at or above the number of elements.
-        reduction_hint: as `ReductionHint` names it.
+        reduction_hint: `INNER`, `OUTER` or `DEFAULT`.
         changed: parameters whose buffers the kernel changes.
         counts: `num_load`, `num_store`, `num_reduction`.
         atomic: whether it adds atomically.
@@ -180,6 +176,9 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
+    columns = direction == "OUTER" and all(
+        loop.is_reduction for loop in group.loops if loop.has_rows
+    )
     rows_each = max(loop.rows_each for loop in group.loops)
     held = True if holds_rows(group) else False if shared else held
     persistent = reduces and (_is_short(space, direction) if held is None else held)
@@ -197,6 +196,7 @@ def write_kernel(
         rows_each=rows_each,
         descriptors=descriptors and not wide and orders_nothing(group.loops),
         shared=shared,
+        columns=columns,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -236,7 +236,7 @@ def write_kernel(
         ),
         body=(*head, *body),
         hints=hints,
-        reduction_hint=_reduction_hint(group, direction, hints),
+        reduction_hint=direction,
         changed=arguments.changed,
         counts={
             "num_load": writer.num_load,
@@ -259,6 +259,7 @@ def write_kernel(
                 if rows_each
                 else _facts(space, writer.repeated, inner=inner and not persistent)
             ),
+            **({"column_tiles": True} if columns and not rows_each else {}),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
             **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
         },
@@ -360,23 +361,6 @@ def _direction(group: LoopGroup) -> str:
     if any(found) or not any(loop.variables for loop in group.loops):
         return "INNER"
     return "OUTER" if found and all(along is False for along in found) else "DEFAULT"
-
-
-def _reduction_hint(group: LoopGroup, direction: str, hints: Mapping[str, int]) -> str:
-    """Return what heuristics are told of a reduction.
-
-    Args:
-        group: what to compute.
-        direction: as `_direction` has it.
-        hints: prefix -> power of two at or above the number of elements.
-    """
-    if direction != "OUTER":
-        return direction
-    rows, row = hints["x"], hints["r0_"]
-    if rows > _MANY_COLUMNS and not any(loop.of_pieces for loop in group.loops):
-        return "DEFAULT"
-    is_tiny = any(rows <= few and row <= short for few, short in _TINY)
-    return "OUTER_TINY" if is_tiny else "OUTER"
 
 
 def bounds_of_narrow_indices(

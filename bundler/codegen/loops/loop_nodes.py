@@ -145,7 +145,6 @@ class Loop:
             a program reduces into one: it keeps the reduced variables, and `index` is over those
             and `PROGRAM`; else 0.
         first: how many elements of each row are written, from the first on; None for all.
-        of_pieces: whether its rows are pieces of longer ones (`split_reductions`).
     """
 
     buffer: str
@@ -161,7 +160,6 @@ class Loop:
     origins: frozenset[str] = frozenset()
     rows_each: int = 0
     first: int | None = None
-    of_pieces: bool = False
 
     @property
     def is_reduction(self) -> bool:

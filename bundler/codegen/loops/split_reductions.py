@@ -381,7 +381,6 @@ class _Splitter:
             kind,
             layout.index(kept),
             origins=loop.origins,
-            of_pieces=True,
         )
 
     def _second(self, kind: str, first: Loop, buffer: str) -> Loop:
