@@ -54,8 +54,10 @@ from bundler.codegen.loops.loop_nodes import (
     TensorLayout,
     TorchValue,
     channels_last_strides,
+    contiguous_strides,
 )
 from bundler.codegen.loops.loop_terms import Term, loads_of
+from bundler.codegen.loops.read_order import reads_rows
 from bundler.codegen.lowerings.host_tensors import HostTensors
 from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
@@ -475,13 +477,28 @@ class _Reader:
         """Return the strides that a node's tensor is stored in among our kernels, None where those
         are torch's.
         """
-        if node not in self._channels_last or not has_images(value):
-            return None
         if tensor.base is not None or tensor.host is not None:
             return None
         assert tensor.strides is not None
-        strides = channels_last_strides(tensor.sizes)
-        return None if are_same_strides(tensor.sizes, strides, tensor.strides) else strides
+        if node in self._channels_last and has_images(value):
+            strides = channels_last_strides(tensor.sizes)
+        else:
+            strides = contiguous_strides(tensor.sizes)
+        if are_same_strides(tensor.sizes, strides, tensor.strides):
+            return None
+        return strides if self._may_lie(tensor, strides, value) else None
+
+    def _may_lie(self, tensor: LazyTensor, strides: Strides, value: torch.Tensor) -> bool:
+        """Whether a tensor had better have other strides than torch's among our kernels."""
+        if strides != contiguous_strides(tensor.sizes):
+            return True
+        # Only of images is a backward graph told where they lie.
+        is_forward = CALLERS_RESULTS in self._module.meta
+        known = all(isinstance(part, int) for part in (*value.shape, *value.stride()))
+        if tensor.buffer is not None or not known or (is_forward and not has_images(value)):
+            return False
+        names = variables("i", tensor.sizes)
+        return reads_rows(tensor.at(names), names, tensor.sizes)
 
     def _copied_for_caller(self, node: fx.Node) -> LazyTensor | None:
         """Return the constant on the host whose copy a node is, where that is a result of its own

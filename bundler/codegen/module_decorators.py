@@ -70,6 +70,7 @@ def heuristic(
     min_elem_per_thread: int = 0,
     add_persistent_rblock: bool = False,
     one_element_per_thread: bool = False,
+    column_tiles: bool = False,
     operands: Operands | None = None,
     rsplit_size: int = 0,
     allow_multi_stages: bool = True,
@@ -83,8 +84,8 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread, add_persistent_rblock, one_element_per_thread, rsplit_size,
-            allow_multi_stages, tma_min_blocks: as `Facts` has them.
+        min_elem_per_thread, add_persistent_rblock, one_element_per_thread, column_tiles,
+            rsplit_size, allow_multi_stages, tma_min_blocks: as `Facts` has them.
         operands: what a product or attention multiplies.
     """
     facts = Facts(
@@ -96,6 +97,7 @@ def heuristic(
         min_elem_per_thread=min_elem_per_thread,
         add_persistent_rblock=add_persistent_rblock,
         one_element_per_thread=one_element_per_thread,
+        column_tiles=column_tiles,
         contiguous_row=reduction_hint != "OUTER",
         num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
         max_xblock=_LARGEST_X,

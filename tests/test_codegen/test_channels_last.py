@@ -186,7 +186,8 @@ def test_a_view_in_another_order_ends_what_lies_in_channels_last():
     assert is_laid_out(operators(steps))
     stored = [step.spec for step in steps if getattr(step, "spec", None)]
     stored = [spec.strides for spec in stored if spec.sizes == (2, 7, 5, 8)]
-    assert stored == [(280, 5, 1, 35)] * 2
+    # The result is as torch has it; what is stored before takes the convolution's memory.
+    assert stored == [(280, 5, 1, 35)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
+
 from bundler.codegen.program import generate  # noqa: E402
 from bundler.runtime.program.program_plan import Launch  # noqa: E402
 
@@ -52,3 +54,20 @@ def test_what_saves_far_less_waits_for_what_the_better_pairs_became():
     launches = launches_of(function, torch.empty(256, 4000), labels, torch.empty(()))
     assert len(launches) == 3
     assert sum(4000 in launch for launch in launches) == 1
+
+
+@pytest.mark.parametrize(("batch", "apart"), [(8, True), (512, False)])
+def test_windows_before_few_rows_have_a_kernel_of_their_own(batch, apart):
+    """Eight programs would read each window for long rows; of many rows there are as many programs
+    as a kernel of windows has.
+    """
+
+    def function(a):
+        windows = F.avg_pool2d(a, 3, 1, 1, count_include_pad=False)
+        return F.group_norm(a + windows, 1)
+
+    program = generate(function, [torch.empty(batch, 16, 16, 16, device="meta")])
+    kernels = [kernel.text for kernel in program.kernels.values()]
+    (norm,) = [one for one in kernels if one.kind == "reduction"]
+    assert (norm.counts["num_load"] < 9) is apart
+    assert any(one.counts["num_load"] >= 9 and one.kind == "pointwise" for one in kernels) is apart

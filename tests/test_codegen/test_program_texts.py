@@ -279,6 +279,30 @@ def test_memory_across_the_rows_decides_how_they_are_reduced():
     assert (step.text.reduction_hint, step.text.counts["num_reduction"]) == ("OUTER", 1)
 
 
+@pytest.mark.parametrize(("dim", "told"), [(0, True), (1, False)])
+def test_kernels_across_memory_have_tiles_of_their_own(dim, told):
+    """A reduction across memory says so, so that heuristics take the tiles that were measured for
+    it.
+    """
+    program = generate(lambda a: a.sum(dim), [torch.zeros(1024, 128, device="meta")])
+    assert all(("column_tiles=True" in source) is told for source in program.sources.values())
+
+
+def test_what_several_sums_add_is_loaded_before_the_first():
+    """The threads of a program wait for each other in a sum; loads behind it would begin late."""
+
+    def function(a, b, c):
+        return [(a * one).sum(0) for one in (b, c)]
+
+    program = generate(function, [torch.zeros(1024, 128, device="meta")] * 3)
+    (step,) = [k.source for k in program.kernels.values() if k.text.kind != "reduction"]
+    lines = step.splitlines()
+    loads = [number for number, line in enumerate(lines) if "tl.load(" in line]
+    sums = [number for number, line in enumerate(lines) if "tl.sum(" in line]
+    assert len(loads) == len(sums) == 2
+    assert max(loads) < min(sums)
+
+
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
 

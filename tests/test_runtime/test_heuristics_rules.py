@@ -77,6 +77,45 @@ def test_the_deterministic_choice():
     assert one_for_determinism(tiny, setting(deterministic=True)) == tiny[1:]
 
 
+@pytest.mark.parametrize(
+    ("x", "row", "blocks", "warps"),
+    [
+        (65536, 512, (32, 64), 4),
+        (8192, 128, (16, 64), 4),
+        (1024, 128, (8, 64), 4),
+        (64, 256, (4, 256), 4),
+        (2, 16, (2, 16), 4),
+    ],
+)
+def test_tiles_of_columns(x, row, blocks, warps):
+    """Reductions across memory that ask for it have one tile, by how many columns there are; where
+    nothing was measured, that of torch.
+    """
+    hints, hint = {"x": x, "r0_": row}, ReductionHint.OUTER
+    (config,) = reduction_configs(hints, setting(column_tiles=True), hint=hint)
+    assert (tuple(config.kwargs.values()), config.num_warps) == (blocks, warps)
+    elsewhere = reduction_configs(hints, setting(MI300, column_tiles=True), hint=hint)
+    assert elsewhere == reduction_configs(hints, setting(MI300), hint=hint)
+
+
+@pytest.mark.parametrize(
+    ("x", "row", "block", "warps"),
+    [(128, 8, 8, 1), (1024, 64, 8, 1), (4096, 32, 32, 1), (2**19, 64, 32, 1), (4, 8, 4, 1)],
+)
+def test_held_columns_are_of_one_warp(x, row, block, warps):
+    """Columns that are held whole are added by the threads of one warp, a few at a time; longer
+    ones, and those of other devices, have torch's tile, and a search has all.
+    """
+    hints, hint = {"x": x, "r0_": row}, ReductionHint.OUTER
+    (config,) = persistent_reduction_configs(hints, setting(column_tiles=True), hint=hint)
+    assert (dict(config.kwargs), config.num_warps) == ({"XBLOCK": block}, warps)
+    every = setting(column_tiles=True, max_autotune=True)
+    assert config in persistent_reduction_configs(hints, every, hint=hint)
+    for sizes, device in (({**hints, "r0_": 128}, H200), (hints, MI300)):
+        found = persistent_reduction_configs(sizes, setting(device, column_tiles=True), hint=hint)
+        assert found == persistent_reduction_configs(sizes, setting(device), hint=hint)
+
+
 def test_without_a_contiguous_row_single_rows_are_left_out():
     """When no access runs along the row, X = 1 is taken only when nothing else is left."""
     configs = [Config({"XBLOCK": 1, "R0_BLOCK": 64}), Config({"XBLOCK": 2, "R0_BLOCK": 64})]

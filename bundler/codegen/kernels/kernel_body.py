@@ -143,6 +143,7 @@ class BodyWriter:
             if inside and self._shape.looped:
                 self._pass(inside)
             else:
+                self._load_ahead(inside, {item.loop.buffer for item in placed})
                 for item in inside:
                     self._one(item)
         return self._loaded_again.decided([*self._outer.lines, *self._outer.stores])
@@ -195,6 +196,16 @@ class BodyWriter:
             self._outer.lines.append(f"    {prefix}mask = {prefix}index < {prefix}numel")
         self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
         self._outer.lines += after
+
+    def _load_ahead(self, items: list[PlacedLoop], written: set[str]) -> None:
+        """Write what several reductions across memory reduce of what other kernels wrote in front of
+        the first one: threads wait for each other in each, and a load behind it would begin only
+        then.
+        """
+        reducing = [one for one in items if one.loop.is_reduction and not one.loop.reads & written]
+        if self._shape.columns and len(reducing) > 1:
+            for item in reducing:
+                self._value(item.value, ())
 
     def _one(self, item: PlacedLoop) -> None:
         loop = item.loop

@@ -176,6 +176,9 @@ def write_kernel(
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
+    columns = direction == "OUTER" and all(
+        loop.is_reduction for loop in group.loops if loop.has_rows
+    )
     rows_each = max(loop.rows_each for loop in group.loops)
     held = True if holds_rows(group) else False if shared else held
     persistent = reduces and (_is_short(space, direction) if held is None else held)
@@ -193,6 +196,7 @@ def write_kernel(
         rows_each=rows_each,
         descriptors=descriptors and not wide and orders_nothing(group.loops),
         shared=shared,
+        columns=columns,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
@@ -255,6 +259,7 @@ def write_kernel(
                 if rows_each
                 else _facts(space, writer.repeated, inner=inner and not persistent)
             ),
+            **({"column_tiles": True} if columns and not rows_each else {}),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
             **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
         },

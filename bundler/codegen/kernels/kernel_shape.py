@@ -75,6 +75,7 @@ class KernelShape:
             them; else 0.
         descriptors: whether tensor descriptors address the tiles that they reach.
         shared: whether several programs share a row, and wait for each other.
+        columns: whether it reduces across memory alone.
     """
 
     space: IterationSpace
@@ -88,6 +89,7 @@ class KernelShape:
     rows_each: int = 0
     descriptors: bool = False
     shared: bool = False
+    columns: bool = False
 
     @property
     def looped(self) -> bool:

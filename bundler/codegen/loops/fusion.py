@@ -50,6 +50,9 @@ _UNKNOWN_SIZE = 8192
 _WINDOW = 64
 # What saves so many times less than the best pairs waits until these were fused.
 _FAR_LESS = 16
+# Up to so many rows, of more than so many elements each, keep few programs of a device busy: an
+# element that takes more reads than this, as one of a window does, is computed by more of them.
+_FEW_ROWS, _LONG_ROW, _MANY_READS = 64, 1024, 8
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
 
@@ -334,6 +337,8 @@ class _Fusion:
         # A loop that fits no common dimensions, or touches a written buffer elsewhere, forbids the
         # pair.
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
+            if self._keeps_idle(one, other, dimensions):
+                continue
             own, others = (self._accesses.of(group, dimensions) for group in (one, other))
             if own is not None and others is not None and _same_addresses(one, other, own, others):
                 nodes = sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)])
@@ -341,6 +346,18 @@ class _Fusion:
                 between = (one.written & other.touched) | (other.written & one.touched)
                 return _Fused(group, bool(between), self._saved(own, others, between))
         return None
+
+    def _keeps_idle(self, one: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> bool:
+        """Whether a kernel of both would have the programs of few long rows compute elements that
+        take many reads, which more programs could.
+        """
+        if one.has_rows == other.has_rows:
+            return False
+        rows, row = (self._known(size) for _, size in dimensions)
+        apart = other if one.has_rows else one
+        if rows > _FEW_ROWS or row <= _LONG_ROW or apart.dimensions == dimensions[:1]:
+            return False
+        return any(len({*loop.loads}) > _MANY_READS for loop in apart.loops)
 
 
 def _can_be_mixed(one: LoopGroup, other: LoopGroup) -> bool:

@@ -92,6 +92,7 @@ class Facts:
         no_x_dim: the kernel handles one x at a time and has no block for it.
         contiguous_row: some load or store runs along the reduced dimension.
         add_persistent_rblock: also try a block that holds a whole row.
+        column_tiles: a reduction across memory has the tiles that were measured, and not torch's.
         max_persistent_rblock: the largest row that a persistent kernel beside this one holds; 0 for
             none.
         tiling_scores: dimension -> how much memory access gains by a longer block along it, in
@@ -118,6 +119,7 @@ class Facts:
     no_x_dim: bool = False
     contiguous_row: bool = True
     add_persistent_rblock: bool = False
+    column_tiles: bool = False
     max_persistent_rblock: int = 0
     tiling_scores: Mapping[str, float] = field(default_factory=dict)
     tma_min_blocks: Mapping[str, int] = field(default_factory=dict)
