@@ -47,7 +47,8 @@ _ROW_WARPS, _ROW_WAITS = 2, 2.5
 
 class _Tile(NamedTuple):
     """A tile: rows, columns, summed up; warps, stages; and how fast it multiplies beside the
-    fastest one.
+    fastest one; how many programs of each processor take all tiles in turn, 0 where each tile has
+    its own.
     """
 
     y: int
@@ -56,6 +57,7 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
     speed: float
+    turns: int = 0
 
 
 class _Pace(NamedTuple):
@@ -110,6 +112,13 @@ _UNITS = (
     _Tile(64, 16, 128, 4, 5, 0.2),
     _Tile(16, 16, 128, 2, 6, 0.08),
 )
+# Those whose operands the engine for bulk copies brings, by the major number of the compute
+# capability.
+_WITH_ENGINE = frozenset({9, 10})
+_TURNS = (
+    _Tile(128, 256, 64, 8, 4, 1.1, 1),
+    _Tile(128, 128, 64, 4, 3, 1.0, 2),
+)
 # Of float32 without matrix units: what is summed up lies in registers.
 _PLAIN = (
     _Tile(128, 128, 16, 8, 3, 1.0),
@@ -147,10 +156,15 @@ def product_configs(hints: SizeHints, setting: Setting, *, operands: Operands) -
             f" {', '.join(_BYTES)}; got {dict(hints)} and {operands!r}",
             got=(dict(hints), operands),
         )
+    device = setting.device
     tiles = _PLAIN if operands == "fp32" else _UNITS
-    fitting = [found for tile in tiles for found in _fitted(tile, sizes, setting.device, operands)]
-    fitting.sort(key=lambda tile: _cost(tile, sizes, setting.device, operands))
-    configs = unique([_config(tile) for tile in fitting])
+    # Whether the kernel has the form with descriptors, and the device an engine for them.
+    has_turns = bool(setting.facts.tma_min_blocks)
+    if has_turns and not device.is_hip and (device.major or 0) in _WITH_ENGINE:
+        tiles = (*tiles, *_TURNS)
+    fitting = [found for tile in tiles for found in _fitted(tile, sizes, device, operands)]
+    fitting.sort(key=lambda tile: _cost(tile, sizes, device, operands))
+    configs = unique([_config(tile, device, has_turns=has_turns) for tile in fitting])
     if setting.policy.deterministic:  # another block adds up in another order
         return configs[:1]
     return configs if setting.policy.max_autotune else configs[:_MOST]
@@ -222,12 +236,13 @@ def _fitted(
     # Sums of 8-bit floats are kept twice, and have no room beside those of the largest tiles.
     crowded = operands == "fp8" and y * x > _MOST_FLOAT8
     speed = tile.speed * math.sqrt(left) / (1 + crowded)
-    yield _Tile(y, x, r, warps, stages, speed)
+    yield _Tile(y, x, r, warps, stages, speed, tile.turns)
 
 
-def _config(tile: _Tile) -> Config:
+def _config(tile: _Tile, device: Device, *, has_turns: bool) -> Config:
+    turns = {"PROGRAMS": tile.turns * device.multiprocessors} if has_turns else {}
     return Config(
-        {"YBLOCK": tile.y, "XBLOCK": tile.x, "R0_BLOCK": tile.r, "GROUP": _GROUP},
+        {"YBLOCK": tile.y, "XBLOCK": tile.x, "R0_BLOCK": tile.r, "GROUP": _GROUP, **turns},
         num_warps=tile.warps,
         num_stages=tile.stages,
         origin=f"product {tile.y}x{tile.x}x{tile.r}",
