@@ -38,7 +38,7 @@ from bundler.codegen.templates.product_text import (
     LEFT_LANES,
     PROGRAMS,
     RIGHT_LANES,
-    Tile,
+    TiledOperand,
     head,
     sum_of_products,
     whole_body,
@@ -185,7 +185,7 @@ class _ProductBody(BodyWriter):
     _summed: sympy.Symbol
     _length: sympy.Expr
     # Of both operands, where descriptors reach them.
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[TiledOperand, ...] = ()
 
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
@@ -222,7 +222,7 @@ class _ProductBody(BodyWriter):
         self._outer.lines.append(f"{name} = {text}")
         return Value(name, dtype)
 
-    def _tile(self, term: Term, side: _Side) -> Tile | None:
+    def _tile(self, term: Term, side: _Side) -> TiledOperand | None:
         """Return an operand as a descriptor reaches it; None where none does."""
         if term.operator != "load" or term.dtype not in _TILED or self._shape.wide:
             return None
@@ -255,7 +255,7 @@ class _ProductBody(BodyWriter):
 
     def _descriptor(
         self, buffer: str, offset: sympy.Expr, axes: Sequence[tuple[str, sympy.Expr]], side: _Side
-    ) -> Tile:
+    ) -> TiledOperand:
         """Return an operand as the descriptor with these axes, prefixes and strides, reaches it."""
         pointer = self.arguments.read(buffer)
         base = f"{pointer} + {offset}" if offset else pointer
@@ -274,7 +274,7 @@ class _ProductBody(BodyWriter):
         if (axes[-1][0] == _SUMMED) != (side is _LEFT):
             load = f"tl.trans({load})"
         text = f"tl.make_tensor_descriptor({base}, [{sizes}], [{strides}], [{', '.join(blocks)}])"
-        return Tile(text, load)
+        return TiledOperand(text, load)
 
     def _operand(self, term: Term, side: _Side, computed: list[str]) -> str:
         """Return the text of a block of an operand, zeros beyond its end; adds the lines that

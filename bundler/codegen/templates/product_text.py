@@ -81,7 +81,7 @@ _PRECISIONS = {
 }
 
 
-class Tile(NamedTuple):
+class TiledOperand(NamedTuple):
     """An operand as a descriptor reaches it: text that makes the descriptor, and that loads a block
     by it, with a place for its name.
     """
@@ -108,7 +108,7 @@ def head(masked: Sequence[str], *, batched: bool, wide: bool, turns: bool) -> li
 
 
 def whole_body(
-    head: Sequence[str], body: Sequence[str], tiles: Sequence[Tile], *, batched: bool
+    head: Sequence[str], body: Sequence[str], tiles: Sequence[TiledOperand], *, batched: bool
 ) -> list[str]:
     """Return the lines of a kernel, behind its sizes.
 
@@ -131,7 +131,7 @@ def sum_of_products(
     operands: tuple[str, str],
     computed: Sequence[str],
     precision: str,
-    tiles: Sequence[Tile],
+    tiles: Sequence[TiledOperand],
     *,
     wide: bool,
 ) -> list[str]:
