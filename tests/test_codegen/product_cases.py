@@ -410,14 +410,14 @@ def turns():
             lambda a, b: torch.bmm(a, b.expand(3, -1, -1)),
             [drawn(3, 5, 40, dtype=half), drawn(40, 72, dtype=half)],
         ),
-        (torch.mm, [drawn(3, 2048, dtype=half), drawn(2048, 40, dtype=half)]),
         (
             lambda a, b, s: torch._scaled_mm(a, b.t(), s, s, out_dtype=half),
             [drawn(33, 48).to(EIGHT), drawn(64, 48).to(EIGHT), torch.tensor(0.5)],
         ),
     ):
         program = generate(function, inputs, options=TEMPLATES)
-        assert "PROGRAMS" in next(iter(program.sources.values()))
+        (source,) = program.sources.values()
+        assert "PROGRAMS" in source
         step = next(one for one in program.plan.steps if isinstance(one, Launch))
         tensors = {f"@{i.name}": t for i, t in zip(program.plan.inputs, inputs, strict=True)}
         for made in program.plan.steps:
@@ -441,8 +441,7 @@ def turns():
         for one in results.values():
             assert torch.equal(results[0], one)
         expected = function(*inputs).double()
-        if len(program.sources) == 1:
-            torch.testing.assert_close(results[0].double(), expected, rtol=2e-2, atol=2e-1)
+        torch.testing.assert_close(results[0].double(), expected, rtol=2e-2, atol=2e-1)
 
 
 def changing_sizes():

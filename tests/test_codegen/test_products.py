@@ -187,6 +187,18 @@ HALF = torch.bfloat16
             "an operand is computed",
         ),
         (torch.mm, (full(9, 24), full(24, 16)), False, "float32 lies in registers"),
+        (
+            lambda a, b: (a @ b).float(),
+            (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "what is stored has no room beside the next operands",
+        ),
+        (
+            lambda a, b: (a @ b + torch.ones(16)).to(HALF),
+            (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)),
+            True,
+            "a row of float32 has",
+        ),
     ],
 )
 def test_descriptors_reach_operands_that_lie_as_they_ask(function, inputs, reaches, why):
@@ -214,7 +226,9 @@ def test_sizes_that_change_and_wide_indices_leave_pointers(rows, dynamic, reache
         (16, 4096, 4096, 1),
         (1, 1024, 4000, 1),
         (1, 64, 1024, 1),
-        (512, 512, 8192, 2),
+        (32, 512, 8192, 8),
+        (33, 512, 8192, 1),
+        (512, 512, 8192, 1),
         (2048, 2048, 2048, 1),
         (1, 64, 2048 + 128, 1),
     ],

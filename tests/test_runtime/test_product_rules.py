@@ -72,7 +72,7 @@ def test_the_first_candidate_fills_the_device():
     assert first(1, 16, 4096, 4096)[0] == 16
     small = first(1, 512, 512, 4096)
     assert small[0] * small[1] <= 64 * 64
-    assert first(64, 512, 512, 64) == (128, 256, 64)
+    assert first(64, 512, 512, 64)[:2] in {(128, 128), (128, 256), (256, 128)}
 
 
 TILED = Facts(tma_min_blocks={"R0_BLOCK": 16})

@@ -62,6 +62,7 @@ _OPERANDS = {
 # Those that descriptors bring: matrix units take them as they lie in shared memory.
 _TILED = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
 _MATRIX = ("rows", "columns")
+_NARROW = 2
 # What the engine for bulk copies asks of addresses and strides.
 _BYTES = 16
 
@@ -99,6 +100,7 @@ def write_product(
     mutated = {name for name in written & read if buffers[name].source != "node"}
     arguments = KernelArguments(buffers, mutated, {})
     writer = _ProductBody(shape, pool, buffers, arguments)
+    writer.takes_turns = _takes_turns(group, buffers, removed)
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
     batch = () if _BATCH in dict(group.dimensions) else ((_BATCH, sympy.Integer(1)),)
@@ -163,6 +165,16 @@ def _is_whole(prefix: str, size: sympy.Expr, operands: str) -> bool:
     return bool(size.is_Integer and size % largest_block(prefix, int(size), operands) == 0)
 
 
+def _takes_turns(group: LoopGroup, buffers: Mapping[str, Buffer], removed: frozenset[str]) -> bool:
+    """Whether there is room for the next block's operands beside what is computed of a block: it
+    goes through shared memory where it meets other elements than of 8 and 16 bits.
+    """
+    elements = numel([size for _, size in group.dimensions])
+    every = [buffers[name].layout for name in group.touched - removed]
+    wide = [layout.storage for layout in every if item_bytes(layout.dtype) > _NARROW]
+    return all(size.is_Integer and elements.is_Integer and size < elements for size in wide)
+
+
 class _Side(NamedTuple):
     """An operand that is written: what stands for the summed variable, the prefix of the other
     dimension of its blocks, and their shape.
@@ -186,6 +198,8 @@ class _ProductBody(BodyWriter):
     _length: sympy.Expr
     # Of both operands, where descriptors reach them.
     tiles: tuple[TiledOperand, ...] = ()
+    # Whether the kernel may have the form with descriptors.
+    takes_turns = False
 
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
@@ -201,7 +215,8 @@ class _ProductBody(BodyWriter):
         )
         precision = _precision(item.value)
         tiles = [self._tile(left, _LEFT), self._tile(right, _RIGHT)]
-        self.tiles = tuple(tile for tile in tiles if tile) if all(tiles) else ()
+        if self.takes_turns and all(tiles):
+            self.tiles = tuple(tile for tile in tiles if tile)
         lines = sum_of_products(blocks, computed, precision, self.tiles, wide=self._shape.wide)
         self._outer.lines += lines
         self.num_reduction += 1
