@@ -114,7 +114,11 @@ def _of_product(blocks: Blocks, size: SizeOf) -> Terms:
     found, most = _product(tiles, size("znumel")), blocks.get("PROGRAMS", 0)
     if not most:
         return found, 1, 1
-    return min(found, most) if isinstance(found, int) else f"min({found}, {most})", 1, 1
+    # Programs count blocks with 32 bits: more of them than that are refused, as programs would be.
+    beyond = MAX_GRID[0] + 1
+    if isinstance(found, int):
+        return min(found, most) + found // beyond * beyond, 1, 1
+    return f"min({found}, {most}) + ({found}) // {beyond} * {beyond}", 1, 1
 
 
 def _mix_order_reduction(blocks: Blocks, size: SizeOf) -> Terms:
