@@ -15,7 +15,7 @@ from typing import Any
 
 from bundler.codegen.module_decorators import ModuleKernel, current_device
 from bundler.runtime.tuning.benchmark import Clock, CudaClock
-from bundler.toolchain.torch_memory import random_tensor
+from bundler.toolchain.torch_memory import provide_scratch, random_tensor
 
 # A tensor's dtype, sizes and strides; or a plain number.
 Example = tuple[str, tuple[int, ...], tuple[int, ...]] | int
@@ -57,6 +57,8 @@ def candidate_launches(kernel: ModuleKernel, args: Sequence[Any]) -> dict[str, C
     measurement first; arguments as `candidate_times` has them.
     """
     made = kernel.on(current_device())
+    if kernel.facts.tma_min_blocks:
+        provide_scratch()
     bound = made.bind(*args)
     found: dict[str, Callable[[], Any]] = {}
     for config in made.configs:

@@ -342,6 +342,16 @@ def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, d
     return tensor.copy_(torch.randn(tuple(sizes), device=device, generator=drawn))
 
 
+def provide_scratch() -> None:
+    """Have the launches of Triton itself in this context get the memory that tensor descriptors
+    need from torch.
+    """
+    torch, triton = (importlib.import_module(name) for name in ("torch", "triton"))
+    triton.set_allocator(
+        lambda size, _alignment, _stream: torch.empty(size, dtype=torch.int8, device="cuda")
+    )
+
+
 def unusual_numbers(tensors: Sequence[Any]) -> str:
     """Return what is wrong with the numbers of tensors of torch: the first that has a NaN or an
     infinity; empty where none has.

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bundler.codegen.program import GenerateOptions, generate
+from bundler.runtime.configs import Config
+from bundler.runtime.program.program_plan import Allocate, Launch
 
 TEMPLATES = GenerateOptions(templates="all")
 # Half of the distance to the next number, relative; and the least number above 0.
@@ -385,6 +387,63 @@ def other_dtypes():
         torch.testing.assert_close(program.run(a, b)[0], torch.addmm(b[0], a, b, alpha=2))
 
 
+def framed(rows, columns, dtype):
+    """Return a matrix between rows and columns of NaN, which lies as descriptors ask for."""
+    whole = torch.full((rows + 2, -columns // 8 * -8 + 16), float("nan"))
+    whole[1:-1, 8 : 8 + columns] = drawn(rows, columns)
+    return whole.to(dtype)[1:-1, 8 : 8 + columns]
+
+
+def turns():
+    """Have any number of programs take blocks in turn by descriptors: the bits are those of a
+    program for each block with pointers, and nothing beyond the end of a matrix is read.
+    """
+    half = torch.bfloat16
+    many = 1 << 20
+    for function, inputs in (
+        (F.linear, [framed(70, 48, half), framed(40, 48, half), drawn(40, dtype=half)]),
+        (lambda a, b: (a.t() @ b).relu(), [framed(48, 72, half), framed(48, 40, half)]),
+        (torch.mm, [drawn(9, 80).half(), framed(80, 33, torch.float16)]),
+        (lambda a, b: a[2:, 8:56] @ b[:, 16:48], [drawn(9, 64).half(), drawn(48, 64).half()]),
+        (torch.bmm, [drawn(3, 70, 48, dtype=half), drawn(3, 40, 48, dtype=half).mT]),
+        (
+            lambda a, b: torch.bmm(a, b.expand(3, -1, -1)),
+            [drawn(3, 5, 40, dtype=half), drawn(40, 72, dtype=half)],
+        ),
+        (
+            lambda a, b, s: torch._scaled_mm(a, b.t(), s, s, out_dtype=half),
+            [drawn(33, 48).to(EIGHT), drawn(64, 48).to(EIGHT), torch.tensor(0.5)],
+        ),
+    ):
+        program = generate(function, inputs, options=TEMPLATES)
+        (source,) = program.sources.values()
+        assert "PROGRAMS" in source
+        step = next(one for one in program.plan.steps if isinstance(one, Launch))
+        tensors = {f"@{i.name}": t for i, t in zip(program.plan.inputs, inputs, strict=True)}
+        for made in program.plan.steps:
+            if isinstance(made, Allocate):
+                kind = getattr(torch, made.spec.dtype)
+                tensors[f"@{made.name}"] = torch.empty(made.spec.sizes, dtype=kind)
+        arguments = [tensors.get(a, a) if isinstance(a, str) else a for a in step.arguments]
+        kernel = program.modules[step.kernel].here()
+        out = [one for one in arguments if isinstance(one, torch.Tensor)][-1]
+        results = {}
+        for programs in (0, 1, 3, many):
+            blocks = {"YBLOCK": 16, "XBLOCK": 32, "R0_BLOCK": 32, "GROUP": 2}
+            config = Config({**blocks, "PROGRAMS": programs}, num_warps=4, num_stages=2)
+            bound = kernel.bind(*arguments)
+            grid = kernel.grid_of(config, bound)
+            assert grid[0] <= (programs or many)
+            out.fill_(float("nan"))
+            kernel.fn[grid](**bound, **config.all_kwargs(), **kernel.constants)
+            results[programs] = out.clone()
+        assert not results[0].isnan().any()
+        for one in results.values():
+            assert torch.equal(results[0], one)
+        expected = function(*inputs).double()
+        torch.testing.assert_close(results[0].double(), expected, rtol=2e-2, atol=2e-1)
+
+
 def changing_sizes():
     """Run one program at other sizes, of which none was known, nor is a multiple of a block."""
     linear = generate(
@@ -493,6 +552,7 @@ CASES = {
         changing_sizes,
         measured,
         modules,
+        turns,
         wide_prologues,
     )
 }

@@ -43,7 +43,7 @@ def test_numbers_are_those_of_float64_within_a_bound(interpreted):
 
 def test_numbers_of_operands_that_are_computed_split_scaled_or_cut(interpreted):
     """Operands computed where they are loaded, sums in pieces, 8-bit floats, patches of images."""
-    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches")
+    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches", "turns")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -135,6 +135,83 @@ def test_an_operand_of_two_tensors_is_computed_where_that_reads_no_more(
     assert len(program.sources) == kernels, why
 
 
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reaches", "why"),
+    [
+        (torch.mm, (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)), True, "rows and columns"),
+        (
+            lambda a, b: a.t() @ b.t(),
+            (full(24, 16, dtype=HALF), full(40, 24, dtype=HALF)),
+            True,
+            "whichever lie along memory",
+        ),
+        (torch.bmm, (full(3, 9, 24, dtype=HALF), full(3, 24, 8, dtype=HALF)), True, "of a batch"),
+        (
+            lambda a, b: a[:, 8:32] @ b[2:],
+            (full(9, 40, dtype=HALF), full(26, 16, dtype=HALF)),
+            True,
+            "parts of them",
+        ),
+        (torch.mm, (full(9, 25, dtype=HALF), full(25, 16, dtype=HALF)), False, "a row of 50 bytes"),
+        (
+            lambda a, b: a[:, 1:25] @ b,
+            (full(9, 40, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "begins between 16 bytes",
+        ),
+        (
+            lambda a, b: a[:, ::2] @ b,
+            (full(9, 48, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "every other column",
+        ),
+        (
+            lambda a, b: a.as_strided((9, 24), (8, 1)) @ b,
+            (full(9, 40, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "rows lie over each other",
+        ),
+        (
+            lambda a, b: (a * 2) @ b,
+            (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "an operand is computed",
+        ),
+        (torch.mm, (full(9, 24), full(24, 16)), False, "float32 lies in registers"),
+        (
+            lambda a, b: (a @ b).float(),
+            (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)),
+            False,
+            "what is stored has no room beside the next operands",
+        ),
+        (
+            lambda a, b: (a @ b + torch.ones(16)).to(HALF),
+            (full(9, 24, dtype=HALF), full(24, 16, dtype=HALF)),
+            True,
+            "a row of float32 has",
+        ),
+    ],
+)
+def test_descriptors_reach_operands_that_lie_as_they_ask(function, inputs, reaches, why):
+    """Then a kernel has the form in which some programs take all blocks in turn."""
+    (source,) = generated(function, *inputs).sources.values()
+    assert source.count("tl.make_tensor_descriptor") == 2 * reaches, why
+    assert ("PROGRAMS: tl.constexpr" in source) == reaches
+
+
+@pytest.mark.parametrize(
+    ("rows", "dynamic", "reaches"), [(9, False, True), (9, True, False), (2**28, False, False)]
+)
+def test_sizes_that_change_and_wide_indices_leave_pointers(rows, dynamic, reaches):
+    """A descriptor's strides are numbers, and its offsets have 32 bits."""
+    inputs = [torch.empty(sizes, dtype=HALF, device="meta") for sizes in ((rows, 24), (40, 24))]
+    program = generate(torch.nn.functional.linear, inputs, options=TEMPLATES, dynamic=dynamic)
+    assert ("PROGRAMS" in "".join(program.sources.values())) == reaches
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "length", "pieces"),
     [
@@ -143,7 +220,9 @@ def test_an_operand_of_two_tensors_is_computed_where_that_reads_no_more(
         (16, 4096, 4096, 1),
         (1, 1024, 4000, 1),
         (1, 64, 1024, 1),
-        (512, 512, 8192, 2),
+        (32, 512, 8192, 8),
+        (33, 512, 8192, 1),
+        (512, 512, 8192, 1),
         (2048, 2048, 2048, 1),
         (1, 64, 2048 + 128, 1),
     ],

@@ -59,6 +59,8 @@ CASES = [
     ("Grid3D", BLOCKS, {}),
     ("BatchMatmulGrid3D", BLOCKS, {}),
     ("ProductGrid", BLOCKS, {}),
+    ("ProductGrid", BLOCKS | {"PROGRAMS": 0}, {}),
+    ("ProductGrid", BLOCKS | {"PROGRAMS": 132}, {}),
     ("Grid2DWithYZOverflow", BLOCKS, {}),
     ("Grid2DWithYZOverflow", {"XBLOCK": 8}, {}),
     ("MixOrderReductionGrid", {"RSPLIT_SIZE": 64, "XBLOCK": 2}, {}),

@@ -72,7 +72,31 @@ def test_the_first_candidate_fills_the_device():
     assert first(1, 16, 4096, 4096)[0] == 16
     small = first(1, 512, 512, 4096)
     assert small[0] * small[1] <= 64 * 64
-    assert first(64, 512, 512, 64) == (128, 256, 64)
+    assert first(64, 512, 512, 64)[:2] in {(128, 128), (128, 256), (256, 128)}
+
+
+TILED = Facts(tma_min_blocks={"R0_BLOCK": 16})
+
+
+@pytest.mark.parametrize("device", [*DEVICES, Device("cuda", 148, major=10)], ids=str)
+@pytest.mark.parametrize("operands", ["bf16", "fp8"])
+def test_programs_take_turns_where_an_engine_brings_operands(device, operands):
+    """On devices that have one, as many programs as run at once, whose stages lie in shared memory
+    beside what is stored; on others each block has a program, whatever the kernel can.
+    """
+    setting = Setting(device, TILED, Policy(max_autotune=True))
+    found = product_configs(sizes(1, 8192, 8192, 8192), setting, operands=operands)
+    assert all(config.kwargs["PROGRAMS"] % device.multiprocessors == 0 for config in found)
+    turns = [config for config in found if config.kwargs["PROGRAMS"]]
+    assert bool(turns) == (device.major in {9, 10})
+    assert len(turns) < len(found)
+    for config in turns:
+        y, x, r = tile(config)
+        at_once = config.kwargs["PROGRAMS"] // device.multiprocessors
+        held = config.num_stages * (y + x) * r * BYTES[operands]
+        assert at_once * (held + (1 << 10)) <= 228 << 10
+    plain = product_configs(sizes(1, 8192, 8192, 8192), Setting(device), operands=operands)
+    assert all("PROGRAMS" not in config.kwargs for config in plain)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])

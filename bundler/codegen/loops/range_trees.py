@@ -51,6 +51,15 @@ class Dimension:
         """Whether it is summed over."""
         return self.prefix.startswith("r")
 
+    @property
+    def whole(self) -> list[Part]:
+        """The part that runs over all elements, if some address used it."""
+        return [
+            part
+            for part in self.parts.values()
+            if part.divisor == 1 and sympy.expand(part.length - self.numel) == 0
+        ]
+
     def part(self, divisor: sympy.Expr, length: sympy.Expr) -> sympy.Symbol:
         """Return the symbol of a part."""
         key = (divisor, length)

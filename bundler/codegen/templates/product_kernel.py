@@ -9,7 +9,7 @@ r0_ is what is summed up. `schedule` calls it in the place of `write_kernel`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,11 +36,16 @@ from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.templates.product_text import (
     ACCUMULATOR,
     LEFT_LANES,
+    PROGRAMS,
     RIGHT_LANES,
+    TiledOperand,
     head,
     sum_of_products,
+    whole_body,
 )
+from bundler.runtime.heuristics.block_limits import MIN_DOT_EDGE
 from bundler.runtime.heuristics.product_rules import largest_block
+from bundler.runtime.program.device_tensors import item_bytes
 
 _BLOCKS = ("YBLOCK", "XBLOCK", "R0_BLOCK", "GROUP")
 # One matrix of the batch for each program.
@@ -54,6 +59,12 @@ _OPERANDS = {
     "float8_e4m3fn": "fp8",
     "float8_e4m3fnuz": "fp8",
 }
+# Those that descriptors bring: matrix units take them as they lie in shared memory.
+_TILED = frozenset({"float16", "bfloat16", "float8_e4m3fn"})
+_MATRIX = ("rows", "columns")
+_NARROW = 2
+# What the engine for bulk copies asks of addresses and strides.
+_BYTES = 16
 
 
 def write_product(
@@ -89,6 +100,7 @@ def write_product(
     mutated = {name for name in written & read if buffers[name].source != "node"}
     arguments = KernelArguments(buffers, mutated, {})
     writer = _ProductBody(shape, pool, buffers, arguments)
+    writer.takes_turns = _takes_turns(group, buffers, removed)
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
     batch = () if _BATCH in dict(group.dimensions) else ((_BATCH, sympy.Integer(1)),)
@@ -98,14 +110,15 @@ def write_product(
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
     fixed = [f"{prefix}numel = {size}" for prefix, size in dimensions if size.is_Integer]
     masked = [d.prefix for d in space.dimensions if d.prefix not in whole]
+    block = head(masked, batched=not batch, wide=wide, turns=bool(writer.tiles))
     examples = tuple(example_of(p, buffers, size_hints) for p in parameters)
     elements = hint_of(numel([size for _, size in dimensions]), size_hints)
     return KernelText(
         kind="product",
         dimensions=dimensions,
         parameters=parameters,
-        blocks=_BLOCKS,
-        body=(*fixed, *head(masked, batched=not batch, wide=wide), *body),
+        blocks=(*_BLOCKS, *([PROGRAMS] if writer.tiles else [])),
+        body=(*fixed, *whole_body(block, body, writer.tiles, batched=not batch)),
         hints={prefix: max(1, hint_of(size, size_hints)) for prefix, size in dimensions},
         reduction_hint="DEFAULT",
         changed=arguments.changed,
@@ -123,7 +136,10 @@ def write_product(
         asserts=writer.num_assert > 0,
         examples=examples,
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
-        facts={"operands": operands},
+        facts={
+            "operands": operands,
+            **({"tma_min_blocks": {"R0_BLOCK": MIN_DOT_EDGE}} if writer.tiles else {}),
+        },
     )
 
 
@@ -149,6 +165,16 @@ def _is_whole(prefix: str, size: sympy.Expr, operands: str) -> bool:
     return bool(size.is_Integer and size % largest_block(prefix, int(size), operands) == 0)
 
 
+def _takes_turns(group: LoopGroup, buffers: Mapping[str, Buffer], removed: frozenset[str]) -> bool:
+    """Whether there is room for the next block's operands beside what is computed of a block: it
+    goes through shared memory where it meets other elements than of 8 and 16 bits.
+    """
+    elements = numel([size for _, size in group.dimensions])
+    every = [buffers[name].layout for name in group.touched - removed]
+    wide = [layout.storage for layout in every if item_bytes(layout.dtype) > _NARROW]
+    return all(size.is_Integer and elements.is_Integer and size < elements for size in wide)
+
+
 class _Side(NamedTuple):
     """An operand that is written: what stands for the summed variable, the prefix of the other
     dimension of its blocks, and their shape.
@@ -169,6 +195,11 @@ class _ProductBody(BodyWriter):
     # The operand that is written, and the variable that is summed up.
     _side: _Side | None = None
     _summed: sympy.Symbol
+    _length: sympy.Expr
+    # Of both operands, where descriptors reach them.
+    tiles: tuple[TiledOperand, ...] = ()
+    # Whether the kernel may have the form with descriptors.
+    takes_turns = False
 
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
@@ -176,14 +207,17 @@ class _ProductBody(BodyWriter):
             return
         self._tell(item)
         left, right = item.value.terms
-        (self._summed,) = item.loop.reduced
+        (self._summed,), (self._length,) = item.loop.reduced, item.loop.reduced_sizes
         computed: list[str] = []
         blocks = (
             self._operand(left, _LEFT, computed),
             self._operand(right, _RIGHT, computed),
         )
         precision = _precision(item.value)
-        lines = sum_of_products(blocks, computed, precision, wide=self._shape.wide)
+        tiles = [self._tile(left, _LEFT), self._tile(right, _RIGHT)]
+        if self.takes_turns and all(tiles):
+            self.tiles = tuple(tile for tile in tiles if tile)
+        lines = sum_of_products(blocks, computed, precision, self.tiles, wide=self._shape.wide)
         self._outer.lines += lines
         self.num_reduction += 1
         result, dtype = Value(ACCUMULATOR, "float32"), self._buffers[item.loop.buffer].layout.dtype
@@ -202,6 +236,60 @@ class _ProductBody(BodyWriter):
         text = operation_text.render("to_dtype", [value], dtype=dtype, rounded=True).text
         self._outer.lines.append(f"{name} = {text}")
         return Value(name, dtype)
+
+    def _tile(self, term: Term, side: _Side) -> TiledOperand | None:
+        """Return an operand as a descriptor reaches it; None where none does."""
+        if term.operator != "load" or term.dtype not in _TILED or self._shape.wide:
+            return None
+        buffer, index, _ = term.details
+        offset, rest = sympy.expand(index).as_coeff_Add()
+        # Prefix -> how far memory goes along it, and how many elements.
+        axes: dict[str, tuple[sympy.Expr, sympy.Expr]] = {}
+        parts = [(d.prefix, p.symbol, p.length) for d in self._space.dimensions for p in d.whole]
+        for prefix, symbol, length in (*parts, (_SUMMED, self._summed, self._length)):
+            if rest.has(symbol):
+                axes[prefix] = rest.coeff(symbol), length
+                rest = sympy.expand(rest - axes[prefix][0] * symbol)
+        inner = next((prefix for prefix, (stride, _) in axes.items() if stride == 1), _BATCH)
+        outer = [prefix for prefix in axes if prefix != inner]
+        if (
+            rest != 0
+            or axes.keys() | {_BATCH} != {_BATCH, side.along, _SUMMED}
+            or inner == _BATCH
+            or not self._buffers[buffer].aligned
+        ):
+            return None
+        lanes = _BYTES // item_bytes(term.dtype)
+        steps = [offset, *(axes[prefix][0] for prefix in outer)]
+        if not all(step.is_Integer and step >= 0 and step % lanes == 0 for step in steps):
+            return None
+        # Rows do not lie over each other.
+        if not axes[inner][1].is_Integer or steps[-1] < axes[inner][1]:
+            return None
+        return self._descriptor(buffer, offset, [(p, axes[p][0]) for p in (*outer, inner)], side)
+
+    def _descriptor(
+        self, buffer: str, offset: sympy.Expr, axes: Sequence[tuple[str, sympy.Expr]], side: _Side
+    ) -> TiledOperand:
+        """Return an operand as the descriptor with these axes, prefixes and strides, reaches it."""
+        pointer = self.arguments.read(buffer)
+        base = f"{pointer} + {offset}" if offset else pointer
+        sizes = ", ".join(f"{prefix}numel" for prefix, _ in axes)
+        strides = ", ".join(str(stride) for _, stride in axes)
+        blocks = ["1" if p == _BATCH else f"{p.upper()}BLOCK" for p, _ in axes]
+        places = {
+            _BATCH: "zblock",
+            side.along: f"{side.along}block * {side.along.upper()}BLOCK",
+            _SUMMED: "r0_offset",
+        }
+        load = f"{{}}.load([{', '.join(places[prefix] for prefix, _ in axes)}])"
+        if len(blocks) > len(_MATRIX):
+            load = f"tl.reshape({load}, [{', '.join(blocks[1:])}])"
+        # Rows of the left operand, and columns of the right one, are the last axis of its block.
+        if (axes[-1][0] == _SUMMED) != (side is _LEFT):
+            load = f"tl.trans({load})"
+        text = f"tl.make_tensor_descriptor({base}, [{sizes}], [{strides}], [{', '.join(blocks)}])"
+        return TiledOperand(text, load)
 
     def _operand(self, term: Term, side: _Side, computed: list[str]) -> str:
         """Return the text of a block of an operand, zeros beyond its end; adds the lines that

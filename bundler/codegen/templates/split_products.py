@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`split_products`: a product of few rows and columns becomes a batch of products, each of a piece
-of what is summed up, and a reduction that adds up the pieces in a fixed order.
+"""`split_products`: a product of up to 32 rows, and few columns, becomes a batch of products, each
+of a piece of what is summed up, and a reduction that adds up the pieces in a fixed order.
 
 Else few programs would read all of a large matrix. Pieces are stored in float32, and what is
 computed of the product joins the reduction as it joins any other. `schedule` calls it before
@@ -31,9 +31,10 @@ _MULTIPROCESSORS = 132
 # half of it, and a multiple of the longest block.
 _LEAST_LENGTH, _LEAST_PIECE, _BLOCK = 2048, 512, 128
 _MOST_PIECES = 16
-# Few rows are bound by memory, which a quarter of the processors keeps busy; more rows are not.
-_FEW_ROWS, _SMALL_TILE, _TILE = 32, 32, 64
-_LEAST_OF_FEW, _LEAST_OF_MANY = 4, 2
+# Few rows are bound by memory, which a quarter of the processors keeps busy. More rows gain nothing
+# by a second launch: on an H200 the products of 64 to 256 rows that were measured took as long, or
+# longer.
+_FEW_ROWS, _TILE, _LEAST = 32, 32, 4
 
 
 def split_products(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
@@ -51,11 +52,9 @@ def pieces_of(product: Loop) -> int:
     if len(product.sizes) > len(("row", "column")) or not all(size.is_Integer for size in sizes):
         return 1
     rows, columns, length = map(int, sizes)
-    few = rows <= _FEW_ROWS
-    edge = _SMALL_TILE if few else _TILE
-    programs = ceil_div(rows, edge) * ceil_div(columns, edge)
+    programs = ceil_div(columns, _TILE)
     wanted = min(_MULTIPROCESSORS // programs, _MOST_PIECES, length // _LEAST_PIECE)
-    if length < _LEAST_LENGTH or wanted < (_LEAST_OF_FEW if few else _LEAST_OF_MANY):
+    if rows > _FEW_ROWS or length < _LEAST_LENGTH or wanted < _LEAST:
         return 1
     count = pow2_down(wanted)
     # Pieces of one length, which no block goes beyond.

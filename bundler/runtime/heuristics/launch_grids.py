@@ -7,7 +7,8 @@ kind                            grid
 ==============================  ==========================================================================
 Grid1D, Grid2D, Grid3D          so many blocks as cover x, y, z
 Grid2DWithYZOverflow            y beyond 65,535 blocks goes on along z
-ProductGrid                     blocks of y and x, for each z, along one axis, which the kernel groups
+ProductGrid                     blocks of y and x, for each z, along one axis, which the kernel groups;
+                                at most `PROGRAMS`, where the config has that
 BatchMatmulGrid3D               axes reversed, so that the batch lies along the axis without a limit
 MixOrderReductionGrid           x in groups of `RSPLIT_SIZE` rows
 CooperativeReductionGrid        `RSPLIT` programs for each block of x
@@ -106,9 +107,18 @@ def _with_overflow(blocks: Blocks, size: SizeOf) -> Terms:
 
 
 def _of_product(blocks: Blocks, size: SizeOf) -> Terms:
-    """Cover rows and columns, and a batch where the launch has one."""
+    """Cover rows and columns, and a batch where the launch has one; by no more than `PROGRAMS`
+    programs, where the config says so.
+    """
     tiles = _product(_cover("y", blocks, size), _cover("x", blocks, size))
-    return _product(tiles, size("znumel")), 1, 1
+    found, most = _product(tiles, size("znumel")), blocks.get("PROGRAMS", 0)
+    if not most:
+        return found, 1, 1
+    # Programs count blocks with 32 bits: more of them than that are refused, as programs would be.
+    beyond = MAX_GRID[0] + 1
+    if isinstance(found, int):
+        return min(found, most) + found // beyond * beyond, 1, 1
+    return f"min({found}, {most}) + ({found}) // {beyond} * {beyond}", 1, 1
 
 
 def _mix_order_reduction(blocks: Blocks, size: SizeOf) -> Terms:

@@ -33,6 +33,8 @@ _PACE = {"fp32": 1 / 16, "tf32": 0.5, "fp16": 1.0, "bf16": 1.0, "fp8": 2.0}
 # Of 8-bit operands, matrix units take so many along what is summed up.
 _LEAST_SUMMED = {"fp8": 32}
 _MOST_FLOAT8 = 128 * 128
+# That costs a program which takes turns so much of a second round: nothing else is in registers.
+_CROWDED_TURN = 0.2
 # Shared memory of a program, in bytes, by the major number of the compute capability: the least
 # that a device of it has.
 _SHARED = {8: 99 << 10, 9: 227 << 10, 10: 227 << 10, 12: 99 << 10}
@@ -47,7 +49,8 @@ _ROW_WARPS, _ROW_WAITS = 2, 2.5
 
 class _Tile(NamedTuple):
     """A tile: rows, columns, summed up; warps, stages; and how fast it multiplies beside the
-    fastest one.
+    fastest one; how many programs of each processor take all tiles in turn, 0 where each tile has
+    its own.
     """
 
     y: int
@@ -56,6 +59,7 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
     speed: float
+    turns: int = 0
 
 
 class _Pace(NamedTuple):
@@ -66,6 +70,7 @@ class _Pace(NamedTuple):
         memory, cache: bytes that come from each.
         taken: bytes that one processor takes from the cache.
         wait: how long one load takes.
+        finished: sums that a processor computes the rest of.
     """
 
     multiplied: float
@@ -73,13 +78,14 @@ class _Pace(NamedTuple):
     cache: float
     taken: float
     wait: float
+    finished: float = 10
 
 
 # By the major number of the compute capability: some two thirds of what makers promise. Those of 9
-# and the tiles' speeds were fitted to times on an H200, docs/results/codegen-products-bf16.json.
+# and the tiles' speeds were fitted to times of `tools.codegen products` on an H200.
 _PACES = {
     8: _Pace(950, 1700, 3500, 45, 650),
-    9: _Pace(1800, 3800, 5500, 70, 700),
+    9: _Pace(1656, 3890, 5500, 73, 893, 10.3),
     10: _Pace(4900, 7000, 9000, 100, 750),
     12: _Pace(900, 1700, 4500, 50, 700),
 }
@@ -89,27 +95,37 @@ _PACE_HIP, _PACE_UNKNOWN = _Pace(1300, 4500, 9000, 50, 900), _Pace(400, 800, 200
 # Of matrix units, for operands of two bytes; of four bytes each tile is half as long, of one byte
 # twice as long.
 _UNITS = (
-    _Tile(128, 256, 64, 8, 3, 1.0),
-    _Tile(256, 128, 64, 8, 3, 0.98),
-    _Tile(128, 128, 64, 8, 3, 0.9),
-    _Tile(128, 128, 64, 4, 3, 0.88),
-    _Tile(128, 128, 32, 4, 4, 0.84),
-    _Tile(64, 256, 64, 4, 3, 0.72),
-    _Tile(128, 64, 64, 4, 4, 0.72),
-    _Tile(64, 128, 64, 4, 4, 0.72),
-    _Tile(64, 64, 64, 4, 4, 0.55),
-    _Tile(64, 64, 128, 4, 3, 0.55),
-    _Tile(64, 32, 128, 4, 4, 0.35),
-    _Tile(32, 128, 64, 4, 4, 0.53),
-    _Tile(32, 64, 128, 4, 4, 0.38),
-    _Tile(32, 32, 128, 4, 5, 0.25),
-    _Tile(16, 128, 128, 4, 4, 0.32),
-    _Tile(16, 64, 128, 4, 5, 0.25),
-    _Tile(16, 32, 128, 4, 6, 0.17),
-    _Tile(16, 32, 128, 2, 6, 0.14),
-    _Tile(64, 16, 128, 4, 5, 0.2),
-    _Tile(16, 16, 128, 2, 6, 0.08),
+    _Tile(128, 256, 64, 8, 3, 0.98),
+    _Tile(256, 128, 64, 8, 3, 0.93),
+    _Tile(128, 128, 64, 8, 3, 1.16),
+    _Tile(128, 128, 64, 4, 3, 0.74),
+    _Tile(128, 128, 32, 4, 4, 0.83),
+    _Tile(64, 256, 64, 4, 3, 0.68),
+    _Tile(128, 64, 64, 4, 4, 0.68),
+    _Tile(64, 128, 64, 4, 4, 0.46),
+    _Tile(64, 64, 64, 4, 4, 0.67),
+    _Tile(64, 64, 128, 4, 3, 0.51),
+    _Tile(64, 32, 128, 4, 4, 0.50),
+    _Tile(128, 128, 64, 8, 6, 0.90),
+    _Tile(128, 64, 64, 4, 8, 0.55),
+    _Tile(64, 128, 64, 4, 8, 0.64),
+    _Tile(64, 64, 128, 4, 6, 0.42),
+    _Tile(64, 32, 128, 4, 8, 0.48),
+    _Tile(32, 32, 128, 4, 8, 0.25),
+    _Tile(32, 128, 64, 4, 4, 0.69),
+    _Tile(32, 64, 128, 4, 4, 0.31),
+    _Tile(32, 32, 128, 4, 5, 0.33),
+    _Tile(16, 128, 128, 4, 4, 0.29),
+    _Tile(16, 64, 128, 4, 5, 0.34),
+    _Tile(16, 32, 128, 4, 6, 0.22),
+    _Tile(16, 32, 128, 2, 6, 0.20),
+    _Tile(64, 16, 128, 4, 5, 0.22),
+    _Tile(16, 16, 128, 2, 6, 0.10),
 )
+# Major numbers of the compute capability with an engine for bulk copies, and what it brings
+# operands of. With more stages there is no room for what follows the sum.
+_WITH_ENGINE = frozenset({9, 10})
+_TURNS = (_Tile(128, 256, 64, 8, 3, 1.05, 1),)
 # Of float32 without matrix units: what is summed up lies in registers.
 _PLAIN = (
     _Tile(128, 128, 16, 8, 3, 1.0),
@@ -147,10 +163,15 @@ def product_configs(hints: SizeHints, setting: Setting, *, operands: Operands) -
             f" {', '.join(_BYTES)}; got {dict(hints)} and {operands!r}",
             got=(dict(hints), operands),
         )
+    device = setting.device
     tiles = _PLAIN if operands == "fp32" else _UNITS
-    fitting = [found for tile in tiles for found in _fitted(tile, sizes, setting.device, operands)]
-    fitting.sort(key=lambda tile: _cost(tile, sizes, setting.device, operands))
-    configs = unique([_config(tile) for tile in fitting])
+    # Whether the kernel has the form with descriptors, and the device an engine for them.
+    has_turns = bool(setting.facts.tma_min_blocks)
+    if has_turns and not device.is_hip and (device.major or 0) in _WITH_ENGINE:
+        tiles = (*tiles, *_TURNS)
+    fitting = [found for tile in tiles for found in _fitted(tile, sizes, device, operands)]
+    fitting.sort(key=lambda tile: _cost(tile, sizes, device, operands))
+    configs = unique([_config(tile, device, has_turns=has_turns) for tile in fitting])
     if setting.policy.deterministic:  # another block adds up in another order
         return configs[:1]
     return configs if setting.policy.max_autotune else configs[:_MOST]
@@ -187,8 +208,11 @@ def _cost(tile: _Tile, sizes: Mapping[str, int], device: Device, operands: Opera
     # Loads of a single row are not spread over more than two warps.
     crossed = y == 1 and tile.warps > _ROW_WARPS
     wait = pace.wait * (_ROW_WAITS if crossed else 1.0)
+    multiplied = rounds * each / (pace.multiplied * _PACE[operands] * tile.speed)
+    finished = rounds * tile.y * tile.x / pace.finished
     parts = (
-        rounds * each / (pace.multiplied * _PACE[operands] * tile.speed),
+        # Another program of a processor multiplies meanwhile.
+        multiplied + finished if held <= 1 else max(multiplied, finished),
         z * ((y + x) * r * size + 2 * y * x) / pace.memory,
         programs * brought / pace.cache,
         rounds * brought / pace.taken,
@@ -221,13 +245,14 @@ def _fitted(
         left *= stages / tile.stages
     # Sums of 8-bit floats are kept twice, and have no room beside those of the largest tiles.
     crowded = operands == "fp8" and y * x > _MOST_FLOAT8
-    speed = tile.speed * math.sqrt(left) / (1 + crowded)
-    yield _Tile(y, x, r, warps, stages, speed)
+    speed = tile.speed * math.sqrt(left) / (1 + crowded * (_CROWDED_TURN if tile.turns else 1))
+    yield _Tile(y, x, r, warps, stages, speed, tile.turns)
 
 
-def _config(tile: _Tile) -> Config:
+def _config(tile: _Tile, device: Device, *, has_turns: bool) -> Config:
+    turns = {"PROGRAMS": tile.turns * device.multiprocessors} if has_turns else {}
     return Config(
-        {"YBLOCK": tile.y, "XBLOCK": tile.x, "R0_BLOCK": tile.r, "GROUP": _GROUP},
+        {"YBLOCK": tile.y, "XBLOCK": tile.x, "R0_BLOCK": tile.r, "GROUP": _GROUP, **turns},
         num_warps=tile.warps,
         num_stages=tile.stages,
         origin=f"product {tile.y}x{tile.x}x{tile.r}",
