@@ -43,7 +43,7 @@ def full(*sizes, dtype=torch.float32):
 
 def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     """Sums and their scales, what shares a product's kernel, and inputs that change."""
-    cases = ("sums", "repeated", "epilogues", "changed_inputs")
+    cases = ("sums", "repeated", "epilogues", "changed_inputs", "single_rows")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -124,7 +124,8 @@ def test_what_shares_a_kernel_with_a_product(function, kernels, why):
 @pytest.mark.parametrize(
     ("rows", "columns", "kernels", "why"),
     [
-        (1, 1024, 1, "few rows hide what is read more often"),
+        (4, 1024, 1, "few rows hide what is read more often"),
+        (1, 1024, 2, "each program would compute all of a single row"),
         (256, 128, 1, "a block of columns reads no more than was stored"),
         (256, 4096, 2, "each of many blocks would read both"),
     ],
@@ -269,9 +270,9 @@ def test_other_choices_are_refused(given, words):
         ((768, 256, 384), ""),
         ((257, 512, 128), "y"),
         ((384, 512, 128), "y"),
-        ((256, 1, 128), "x"),
+        ((256, 2, 128), "x"),
         ((256, 300, 8), "xr0_"),
-        ((1, 1, 192), "yxr0_"),
+        ((2, 2, 192), "yxr0_"),
     ],
 )
 def test_masks_are_left_out_where_no_block_goes_beyond(sizes, masks):

@@ -257,6 +257,7 @@ def write_kernel(
             ),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
             **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
+            **({"row_products": True} if inner and any(p.of_product for p in group.loops) else {}),
         },
         repeated=writer.repeated,
         most={

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`row_product_configs`: candidates for reductions that are products of one row with a matrix: x
+counts rows that the matrix has in memory, r0_ elements of each.
+
+They are bound by the memory that the matrix comes from, so each thread has several loads of 16
+bytes on their way, and few warps share a row. `reduction_rules` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import (
+    ceil_div,
+    grow_for_grid,
+    max_block,
+    pow2_down,
+)
+from bundler.runtime.heuristics.facts import Setting, SizeHints
+
+
+class _Tile(NamedTuple):
+    """Rows of a program, elements of each in one step, and warps."""
+
+    x: int
+    r: int
+    warps: int
+
+
+# The first are the best where the device is busy with them.
+_TILES = (
+    _Tile(4, 1024, 4),
+    _Tile(2, 2048, 4),
+    _Tile(4, 2048, 8),
+    _Tile(8, 512, 4),
+    _Tile(2, 1024, 2),
+    _Tile(1, 2048, 2),
+    _Tile(8, 1024, 8),
+    _Tile(1, 4096, 4),
+)
+# So many elements a thread has of each matrix in one step: of fewer, loads are short or alone, and
+# more do not fit into its registers.
+_LEAST_EACH, _MOST_EACH = 16, 64
+# A device is busy with so many programs for each multiprocessor.
+_PROGRAMS = 2
+
+
+def row_product_configs(
+    hints: SizeHints, setting: Setting, *, persistent: bool = False
+) -> list[Config]:
+    """Return the candidates, the one that a device without a measurement takes first.
+
+    Pure: the same arguments give the same list in every process and on every machine.
+
+    Args:
+        hints: elements along `x` and `r0_`, powers of two.
+        setting: device, facts and policy.
+        persistent: whether a program holds whole rows.
+    """
+    tiles = unique(_config(tile, hints, setting, persistent=persistent) for tile in _TILES)
+    wanted = _PROGRAMS * setting.device.multiprocessors
+
+    def is_idle(config: Config) -> bool:
+        return ceil_div(hints["x"], int(config.kwargs["XBLOCK"])) < wanted
+
+    # In the order of the table, but where too few programs would run, those with more first.
+    return sorted(tiles, key=lambda c: int(c.kwargs["XBLOCK"]) if is_idle(c) else 0)
+
+
+def _config(tile: _Tile, hints: SizeHints, setting: Setting, *, persistent: bool) -> Config:
+    """Return a tile, no longer than the sizes, with no more warps than have enough to do."""
+    row, several = hints["r0_"], max(setting.facts.num_reduction, 1)
+    r = row if persistent else min(tile.r, row, max_block("r0_", setting))
+    lanes = setting.device.warp_size
+    # Several products share the registers of a program.
+    most = tile.warps * lanes * _MOST_EACH // several
+    x = min(tile.x, hints["x"], pow2_down(max(most // r, 1)))
+    warps = pow2_down(max(min(tile.warps, x * r // (lanes * _LEAST_EACH)), 1))
+    x = grow_for_grid(x, hints["x"], warps, setting)
+    return Config(
+        {"XBLOCK": x, "R0_BLOCK": r},
+        num_warps=warps,
+        num_stages=1,
+        origin=f"row product {tile.x}x{tile.r}",
+    )
