@@ -43,6 +43,12 @@ def both_changed(cache, places, rows):
     return cache.sum()
 
 
+def read_at_the_same_places(cache, places, rows):
+    old = cache[places] + 1
+    cache.index_copy_(0, places, rows)
+    return old, cache.amin(0)
+
+
 def input_is_returned(cache, places, rows):
     cache.index_copy_(0, places, rows)
     return cache, cache[2:]
@@ -91,6 +97,7 @@ CASES = {
     put: 0,
     added: 0,
     read_before: 0,
+    read_at_the_same_places: 1,
     both_changed: 0,
     copied_further: 0,
     input_is_returned: 0,

@@ -362,6 +362,24 @@ def test_prologues_pieces_and_patches_compile_for_both_makers(dtype, tmp_path):
 
 
 @pytest.mark.slow
+def test_products_of_one_row_compile_for_both_makers(tmp_path):
+    """Each candidate: a gate of two products, weights of 8 bits, a column, masks, a whole row."""
+
+    def function(x, w, v, eight, scale, short):
+        gate = torch.nn.functional.silu(torch.nn.functional.linear(x, w))
+        both = gate * torch.nn.functional.linear(x, v)
+        return both, torch.nn.functional.linear(x, eight.to(x.dtype) * scale), short @ short[:1].t()
+
+    half = torch.bfloat16
+    given = [full(*sizes, dtype=half) for sizes in ((1, 3000), (500, 3000), (500, 3000))]
+    given += [full(70, 3000).to(torch.int8), full(70, 1, dtype=half), full(300, 200)]
+    options = GenerateOptions(templates="all", sources=str(tmp_path))
+    program = generate(function, given, options=options)
+    assert all("row_products=True" in source for source in program.sources.values())
+    assert program.build((*TARGETS, "cuda:80"), candidates=8).kernels
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "targets"),
     [
