@@ -17,7 +17,7 @@ from bundler.runtime.heuristics.block_limits import (
     max_block,
     pow2_down,
 )
-from bundler.runtime.heuristics.facts import Setting, SizeHints
+from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Setting, SizeHints
 
 
 class _Tile(NamedTuple):
@@ -39,7 +39,7 @@ _TILES = (
     _Tile(8, 1024, 8),
     _Tile(1, 4096, 4),
 )
-# So many elements a thread has of each matrix in one step: of fewer, loads are short or alone, and
+# So many elements a thread has of all matrices in one step: of fewer, loads are short or alone, and
 # more do not fit into its registers.
 _LEAST_EACH, _MOST_EACH = 16, 64
 # A device is busy with so many programs for each multiprocessor.
@@ -65,18 +65,20 @@ def row_product_configs(
         return ceil_div(hints["x"], int(config.kwargs["XBLOCK"])) < wanted
 
     # In the order of the table, but where too few programs would run, those with more first.
-    return sorted(tiles, key=lambda c: int(c.kwargs["XBLOCK"]) if is_idle(c) else 0)
+    found = sorted(tiles, key=lambda c: int(c.kwargs["XBLOCK"]) if is_idle(c) else 0)
+    return found[:1] if setting.policy.deterministic else found
 
 
 def _config(tile: _Tile, hints: SizeHints, setting: Setting, *, persistent: bool) -> Config:
     """Return a tile, no longer than the sizes, with no more warps than have enough to do."""
-    row, several = hints["r0_"], max(setting.facts.num_reduction, 1)
+    row, lanes = hints["r0_"], setting.device.warp_size
+    several = max(setting.facts.num_reduction, 1)
+    warps = max(tile.warps * DEFAULT_WARP_SIZE // lanes, 1)
     r = row if persistent else min(tile.r, row, max_block("r0_", setting))
-    lanes = setting.device.warp_size
     # Several products share the registers of a program.
-    most = tile.warps * lanes * _MOST_EACH // several
-    x = min(tile.x, hints["x"], pow2_down(max(most // r, 1)))
-    warps = pow2_down(max(min(tile.warps, x * r // (lanes * _LEAST_EACH)), 1))
+    most = warps * lanes * _MOST_EACH // (r * several)
+    x = min(tile.x, hints["x"], pow2_down(max(most, 1)))
+    warps = pow2_down(max(min(warps, x * r * several // (lanes * _LEAST_EACH)), 1))
     x = grow_for_grid(x, hints["x"], warps, setting)
     return Config(
         {"XBLOCK": x, "R0_BLOCK": r},
