@@ -20,7 +20,7 @@ from bundler.runtime.heuristics.block_limits import (
 from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Setting, SizeHints
 
 
-class _Tile(NamedTuple):
+class _RowTile(NamedTuple):
     """Rows of a program, elements of each in one step, and warps."""
 
     x: int
@@ -31,14 +31,14 @@ class _Tile(NamedTuple):
 # By their times on an H200, with weights of 8 and of 16 bits: the first took at most 1.1 times as
 # long as the fastest for each of nine shapes of models.
 _TILES = (
-    _Tile(2, 2048, 4),
-    _Tile(1, 2048, 4),
-    _Tile(1, 4096, 4),
-    _Tile(2, 1024, 4),
-    _Tile(4, 2048, 8),
-    _Tile(4, 1024, 4),
-    _Tile(1, 2048, 2),
-    _Tile(1, 8192, 8),
+    _RowTile(2, 2048, 4),
+    _RowTile(1, 2048, 4),
+    _RowTile(1, 4096, 4),
+    _RowTile(2, 1024, 4),
+    _RowTile(4, 2048, 8),
+    _RowTile(4, 1024, 4),
+    _RowTile(1, 2048, 2),
+    _RowTile(1, 8192, 8),
 )
 # So many elements a thread has of all matrices in one step: of fewer, loads are short or alone, and
 # more do not fit into its registers.
@@ -70,7 +70,7 @@ def row_product_configs(
     return found[:1] if setting.policy.deterministic else found
 
 
-def _config(tile: _Tile, hints: SizeHints, setting: Setting, *, persistent: bool) -> Config:
+def _config(tile: _RowTile, hints: SizeHints, setting: Setting, *, persistent: bool) -> Config:
     """Return a tile, no longer than the sizes, with no more warps than have enough to do."""
     lanes, row = setting.device.warp_size, hints["r0_"]
     warps = max(tile.warps * DEFAULT_WARP_SIZE // lanes, 1)
