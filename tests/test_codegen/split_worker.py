@@ -78,8 +78,8 @@ def found_places(values):
 
 
 def searched():
-    """Return rows of few different numbers, of one, with NaN and infinities, one and several, of
-    even pieces and others.
+    """Return rows of few different numbers, of one, with NaN and infinities, and in order; one and
+    several, of even pieces and others.
     """
     torch.manual_seed(0)
     for sizes in ((307,), (2, 320)):
@@ -89,6 +89,9 @@ def searched():
         yield torch.where(torch.rand(sizes) < 0.02, float("nan"), floats)
         yield torch.where(few > 1, float("inf"), floats)
         yield torch.where(few > 0, -0.0, 0.0)
+        # The extreme is the last element, beyond which the last piece may reach.
+        rising = torch.arange(few.numel()).reshape(sizes).float()
+        yield from (rising, -rising)
 
 
 def outcome(function, sizes, others, dynamic):
