@@ -66,10 +66,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     return torch.matmul(weights, values).view(heads, rows, head)
 
 
-def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn pairs of numbers of each head by angles [rows, 1, half a head]."""
+def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn pairs of numbers of each head by angles, of which cosines and sines [rows, 1, half a
+    head] are given.
+    """
     one, other = x.float().chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = turns
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1).to(x.dtype)
 
 
@@ -107,7 +109,13 @@ class Layer(nn.Module):
         self.down = product(shape.hidden, shape.width)
 
     def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, places: Tensor, angles: Tensor, mask: Tensor
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        places: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor,
     ) -> Tensor:
         """Return the next `x` [rows, width] of tokens at `places`, whose keys and values are put
         there.
@@ -115,9 +123,9 @@ class Layer(nn.Module):
         shape = self.shape
         projected = self.project(self.before(x)).view(x.shape[0], -1, shape.head)
         query, key, value = projected.split([shape.heads, shape.key_heads, shape.key_heads], 1)
-        keys.index_copy_(1, places, rotated(key, angles).transpose(0, 1))
+        keys.index_copy_(1, places, rotated(key, turns).transpose(0, 1))
         values.index_copy_(1, places, value.transpose(0, 1))
-        found = attend(rotated(query, angles).transpose(0, 1), keys, values, mask)
+        found = attend(rotated(query, turns).transpose(0, 1), keys, values, mask)
         x = x + self.output(found.transpose(0, 1).reshape(x.shape[0], -1))
         seen = self.between(x)
         return x + self.down(functional.silu(self.gate(seen)) * self.up(seen))
@@ -140,11 +148,12 @@ class Llama(nn.Module):
         shape, device = self.shape, tokens.device
         steps = torch.arange(0, shape.head, 2, device=device) / shape.head
         angles = (places[:, None] * THETA**-steps)[:, None]
+        turns = angles.cos(), angles.sin()
         mask = torch.arange(shape.length, device=device) <= places[:, None]
         x = self.words(tokens)
         for number, layer in enumerate(self.layers):
             keys, values = caches[2 * number : 2 * number + 2]
-            x = layer(x, keys, values, places, angles, mask)
+            x = layer(x, keys, values, places, turns, mask)
         return functional.linear(self.last(x.index_select(0, row)), self.words.weight).float()
 
 

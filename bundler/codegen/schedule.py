@@ -33,6 +33,7 @@ from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, in
 from bundler.codegen.loops.combination import combined
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
+from bundler.codegen.loops.in_place_writes import with_writes_in_place
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
@@ -56,6 +57,7 @@ from bundler.codegen.loops.split_reductions import split
 from bundler.codegen.templates.attention_kernel import write_attention
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.codegen.templates.prologues import with_prologues
+from bundler.codegen.templates.row_products import row_products
 from bundler.codegen.templates.split_products import split_products
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
@@ -162,7 +164,9 @@ class _Scheduler:
 
     def build(self) -> ScheduledProgram:
         alive = self._alive(self._builder.nodes)
+        alive = with_writes_in_place(self._builder.pool, alive, self._buffers, self._outputs)
         alive = with_prologues(self._builder, alive, self._outputs, self._graph.hints)
+        alive = row_products(self._builder, alive)
         nodes = [
             normalized(self._builder.pool, n) if isinstance(n, Loop) and not n.is_product else n
             for n in split_products(self._builder, alive)

@@ -300,6 +300,53 @@ def split_sums():
 EIGHT = torch.float8_e4m3fn
 
 
+def single_rows():
+    """Multiply a row, or a column, with a matrix that memory runs along: sums along its rows, with
+    what is computed of the matrix, and of the result, in their kernel.
+    """
+    left, right = (lambda a, *_: a), (lambda a, b, *_: b.t())
+    for dtype, columns, length in (
+        (torch.float32, 33, 100),
+        (torch.bfloat16, 40, 2048),
+        (torch.float16, 5, 1300),
+        (torch.bfloat16, 1, 9000),
+    ):
+        x, w, c = (
+            drawn(*sizes, dtype=dtype) for sizes in ((1, length), (columns, length), (columns,))
+        )
+        for function, more in (
+            (F.linear, ()),
+            (lambda x, w, c: F.gelu(F.linear(x, w, c)), (c,)),
+            (lambda x, w, c: torch.addmm(c, x, w.t(), beta=0.5) + 1, (c,)),
+        ):
+            program = checked(function, [x, w, *more], left, right, 9.0, slope=2.0)
+            assert "tl.dot(" not in "".join(program.sources.values())
+        checked(lambda w, x: w @ x, [w, x[0]], lambda w, _: w, lambda _, x: x[:, None])
+        checked(lambda x, w: F.linear(x, w[:, ::2]), [x[:, ::2], w], left, lambda x, w: w[:, ::2].T)
+    # Gates that read one row are one kernel; what is computed of a row is stored before.
+    half = torch.bfloat16
+    a, b, w, v = (drawn(*s, dtype=half) for s in ((1, 2048), (1, 2048), (40, 2048), (40, 2048)))
+    program = generate(
+        lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v), [a, w, v], options=TEMPLATES
+    )
+    assert len(program.sources) == 1
+    wide = [one.double() for one in (a, w, v)]
+    exact = F.silu(F.linear(*wide[:2])) * F.linear(wide[0], wide[2])
+    torch.testing.assert_close(program.run(a, w, v)[0].double(), exact, rtol=1e-2, atol=1e-1)
+    one = generate(lambda a, b, w: F.linear(F.silu(a) * b, w), [a, b, w], options=TEMPLATES)
+    assert len(one.sources) == 2
+    stored = generate(lambda a, b: F.silu(a) * b, [a, b]).run(a, b)[0]
+    last = generate(F.linear, [a, w], options=TEMPLATES)
+    assert torch.equal(one.run(a, b, w)[0], last.run(stored, w)[0])
+    # Weights of 8 bits have the bits that they would have if they were stored.
+    eight, scale = drawn(40, 2048).mul(20).to(torch.int8), drawn(40, 1, dtype=half)
+    program = generate(
+        lambda x, w, s: F.linear(x, w.to(x.dtype) * s), [a, eight, scale], options=TEMPLATES
+    )
+    assert len(program.sources) == 1
+    assert torch.equal(program.run(a, eight, scale)[0], last.run(a, eight.to(half) * scale)[0])
+
+
 def scaled():
     """Multiply 8-bit floats with scales of the whole, or of rows and columns; a bias; results in
     each dtype; zeros beyond what is summed up, which is 16 or more.
@@ -327,7 +374,8 @@ def scaled():
                 program = generate(lambda *g: function(*g, **how), inputs, options=TEMPLATES)  # noqa: B023
                 assert len(program.sources) == 1
                 (source,) = program.sources.values()
-                assert ("max_num_imprecise_acc=R0_BLOCK" in source) != fast
+                # A single row is added up by no matrix unit.
+                assert ("max_num_imprecise_acc=R0_BLOCK" in source) == (rows > 1 and not fast)
                 (got,) = program.run(*inputs)
                 left, right = a.double() * scales[0], b.double().t() * scales[1]
                 exact = left @ right + (more[0].double() if more else 0.0)
@@ -547,6 +595,7 @@ CASES = {
         patches,
         prologues,
         repeated,
+        single_rows,
         scaled,
         split_sums,
         changing_sizes,

@@ -37,6 +37,10 @@ def of_rows(x):
     return ((x - x.amax(1, keepdim=True)) * 2).sum()
 
 
+def places(x):
+    return x.argmax(-1), x.argmin(-1), x.max(-1).indices, x.bfloat16().argmax(-1)
+
+
 #: Function, example's sizes, and further ones: shorter than there are pieces, and longer.
 CHANGING = [
     (whole, (301,), [(5,), (64,), (500,)]),
@@ -64,6 +68,32 @@ def wrong(function, program, sizes, scale):
     ]
 
 
+def found_places(values):
+    """Return the launches of a search in rows, and whether torch finds the same places, of equal
+    ones the first, and of NaN the first.
+    """
+    program = generate(places, [values])
+    same = all(torch.equal(*pair) for pair in zip(program.run(values), places(values), strict=True))
+    return sum(isinstance(step, Launch) for step in program.plan.steps), [] if same else ["places"]
+
+
+def searched():
+    """Return rows of few different numbers, of one, with NaN and infinities, and in order; one and
+    several, of even pieces and others.
+    """
+    torch.manual_seed(0)
+    for sizes in ((307,), (2, 320)):
+        few = torch.randint(-3, 3, sizes)
+        floats = few.float()
+        yield from (few, floats, torch.zeros(sizes), torch.full(sizes, float("-inf")))
+        yield torch.where(torch.rand(sizes) < 0.02, float("nan"), floats)
+        yield torch.where(few > 1, float("inf"), floats)
+        yield torch.where(few > 0, -0.0, 0.0)
+        # The extreme is the last element, beyond which the last piece may reach.
+        rising = torch.arange(few.numel()).reshape(sizes).float()
+        yield from (rising, -rising)
+
+
 def outcome(function, sizes, others, dynamic):
     program = generate(function, [torch.empty(sizes)], dynamic=dynamic)
     # The larger numbers have no square in float32.
@@ -81,6 +111,7 @@ if __name__ == "__main__":
         {
             **{f"{f.__name__} {sizes}": outcome(f, sizes, [], False) for f, sizes in FIXED},
             **{f"{f.__name__} changing": outcome(f, *given, True) for f, *given in CHANGING},
+            **{f"places {number}": found_places(x) for number, x in enumerate(searched())},
         },
         sys.stdout,
     )

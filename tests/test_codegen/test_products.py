@@ -37,7 +37,7 @@ def full(*sizes, dtype=torch.float32):
 
 def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     """Sums and their scales, what shares a product's kernel, and inputs that change."""
-    cases = ("sums", "repeated", "epilogues", "changed_inputs")
+    cases = ("sums", "repeated", "epilogues", "changed_inputs", "single_rows")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -118,7 +118,8 @@ def test_what_shares_a_kernel_with_a_product(function, kernels, why):
 @pytest.mark.parametrize(
     ("rows", "columns", "kernels", "why"),
     [
-        (1, 1024, 1, "few rows hide what is read more often"),
+        (4, 1024, 1, "few rows hide what is read more often"),
+        (1, 1024, 2, "each program would compute all of a single row"),
         (256, 128, 1, "a block of columns reads no more than was stored"),
         (256, 4096, 2, "each of many blocks would read both"),
     ],
@@ -332,9 +333,9 @@ def test_what_is_left_to_call_is_refused_with_its_line():
         ((768, 256, 384), ""),
         ((257, 512, 128), "y"),
         ((384, 512, 128), "y"),
-        ((256, 1, 128), "x"),
+        ((256, 2, 128), "x"),
         ((256, 300, 8), "xr0_"),
-        ((1, 1, 192), "yxr0_"),
+        ((2, 2, 192), "yxr0_"),
     ],
 )
 def test_masks_are_left_out_where_no_block_goes_beyond(sizes, masks):
@@ -421,6 +422,24 @@ def test_prologues_pieces_and_patches_compile_for_both_makers(dtype, tmp_path):
     targets = (*TARGETS, "cuda:80", "cuda:100")
     assert len(program.kernels) == 4
     assert len(program.build(targets).kernels) == len(targets) * 4
+
+
+@pytest.mark.slow
+def test_products_of_one_row_compile_for_both_makers(tmp_path):
+    """Each candidate: a gate of two products, weights of 8 bits, a column, masks, a whole row."""
+
+    def function(x, w, v, eight, scale, short):
+        gate = torch.nn.functional.silu(torch.nn.functional.linear(x, w))
+        both = gate * torch.nn.functional.linear(x, v)
+        return both, torch.nn.functional.linear(x, eight.to(x.dtype) * scale), short @ short[:1].t()
+
+    half = torch.bfloat16
+    given = [full(*sizes, dtype=half) for sizes in ((1, 3000), (500, 3000), (500, 3000))]
+    given += [full(70, 3000).to(torch.int8), full(70, 1, dtype=half), full(300, 200)]
+    options = GenerateOptions(templates="all", sources=str(tmp_path))
+    program = generate(function, given, options=options)
+    assert all("row_products=True" in source for source in program.sources.values())
+    assert program.build((*TARGETS, "cuda:80"), candidates=8).kernels
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from bundler.runtime.program.program_plan import Launch  # noqa: E402
 @pytest.mark.slow
 def test_rows_of_any_length_are_reduced_in_pieces(interpreted):
     """Shorter than there are pieces, and longer than the example's; variances of rows without a
-    divisor near the number of pieces.
+    divisor near the number of pieces; places of equal numbers and of NaN.
     """
     outcomes = json.loads(interpreted("split_worker.py"))
     assert {name: wrong for name, (_, wrong) in outcomes.items() if wrong} == {}
@@ -30,6 +30,7 @@ def test_rows_of_any_length_are_reduced_in_pieces(interpreted):
         (lambda x: x.sum(), (3_000_000,)),
         (torch.var_mean, (3_000_000,)),
         (lambda x: x.amax(1), (4, 700_000)),
+        (lambda x: x.argmin(1), (4, 700_000)),
         (lambda x: x.sum((1, 2)), (4, 700, 1000)),
         (lambda x: x.amax((0, 1)), (700, 1000, 64)),
     ],

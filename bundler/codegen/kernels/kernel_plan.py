@@ -262,6 +262,7 @@ def write_kernel(
             **({"column_tiles": True} if columns and not rows_each else {}),
             **({"one_element_per_thread": True} if origins & _SEARCHES and not reduces else {}),
             **({"tma_min_blocks": dict(writer.least_blocks)} if writer.least_blocks else {}),
+            **({"row_products": True} if inner and any(p.of_product for p in group.loops) else {}),
         },
         repeated=writer.repeated,
         most={

@@ -164,7 +164,7 @@ class _Limits:
         if not self._fits([group]):
             return False
         return not any(
-            loop.mode is not None
+            loop.mode not in {None, "store"}
             or any(term.operator in ALONG_ROWS for term in in_order_of(loop.roots))
             for loop in group.loops
         )

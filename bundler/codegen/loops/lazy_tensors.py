@@ -10,7 +10,7 @@ another function, over the same term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -40,8 +40,11 @@ At = Callable[[Indices], Term]
 # A tensor that several others use is stored if it takes more loads or operators than this; a
 # cheaper one is computed again by each.
 _COSTLY_READS, _COSTLY_OPERATORS = 4, 30
-# How many operators a random number by Philox counts as.
+# How many operators a random number by Philox counts as; and a function of large arguments, of
+# tensors with so few elements that to store them costs nothing.
 _RANDOM = {"rand": 30, "randn": 60, "randint64": 30}
+_SLOW = {"sin": 30, "cos": 30, "tan": 30, "pow": 30}
+_FEW_ELEMENTS = 1 << 14
 _MADE = "buf"
 # A body that reads more buffers than this is stored, even for a single user: each read takes
 # registers.
@@ -637,7 +640,7 @@ class GraphBuilder:
         if (
             reads > _MOST_READS
             or depth > _DEEPEST
-            or (users > 1 and (reads > _COSTLY_READS or _is_costly(body)))
+            or (users > 1 and (reads > _COSTLY_READS or _is_costly(body, _weights_of(tensor))))
         ):
             self.realize(tensor)
 
@@ -659,12 +662,19 @@ class GraphBuilder:
         return simplified(self.pool, value, Ranges(sizes))
 
 
-def _is_costly(body: Term) -> bool:
+def _weights_of(tensor: LazyTensor) -> Mapping[str, int]:
+    """Return how many operators some count as where a tensor is computed again."""
+    elements = numel(tensor.sizes)
+    few = elements.is_Integer and elements <= _FEW_ELEMENTS
+    return {**_RANDOM, **_SLOW} if few else _RANDOM
+
+
+def _is_costly(body: Term, weights: Mapping[str, int]) -> bool:
     """Whether a body has more operators than are computed again for each that reads it."""
     operators, seen, rest = 0, {body}, [body]
     while rest and operators <= _COSTLY_OPERATORS:
         term = rest.pop()
-        operators += _RANDOM.get(term.operator, 1)
+        operators += weights.get(term.operator, 1)
         following = set(term.terms) - seen
         seen |= following
         rest += following

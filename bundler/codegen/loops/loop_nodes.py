@@ -145,6 +145,7 @@ class Loop:
             a program reduces into one: it keeps the reduced variables, and `index` is over those
             and `PROGRAM`; else 0.
         first: how many elements of each row are written, from the first on; None for all.
+        of_product: whether a sum is a product of one row with a matrix.
     """
 
     buffer: str
@@ -160,6 +161,7 @@ class Loop:
     origins: frozenset[str] = frozenset()
     rows_each: int = 0
     first: int | None = None
+    of_product: bool = False
 
     @property
     def is_reduction(self) -> bool:

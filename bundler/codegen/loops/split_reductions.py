@@ -38,6 +38,8 @@ from bundler.codegen.loops.row_direction import runs_along
 # are combined without weights where all pieces have one length.
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "xor_sum"})
 _MOMENTS = frozenset({"welford_mean", "welford_m2"})
+# Kinds whose result is a place in the row, and what is reduced to tell which piece it is in.
+_PLACES = {"argmax": "max", "argmin": "min"}
 # The text is for any device, so it counts on one large one; a device of half the size gets at most
 # twice the best number of pieces.
 _MULTIPROCESSORS, _THREADS = 132, 2048
@@ -107,10 +109,7 @@ def split(
         if not rows_each:
             pieces = _rows_read(node, loops) or pieces
         splitter = _Splitter(builder, node, pieces)
-        if rows_each:
-            steps = splitter.mixed(rows_each)
-        else:
-            steps = splitter.moments(means) if node.kind in _MOMENTS else splitter.plain()
+        steps = splitter.mixed(rows_each) if rows_each else splitter.steps(means)
         found += [normalized(builder.pool, step) for step in steps]
     return found
 
@@ -124,7 +123,8 @@ def pieces_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> RowPieces | None
     """Return how the rows of a reduction are cut; None where one kernel reduces them."""
     whole = numel(loop.reduced_sizes)
     rows, row = (size.subs(dict(hints)) for size in (numel(loop.sizes), whole))
-    if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
+    known = rows.is_Integer and row.is_Integer
+    if loop.kind not in _PLAIN | _MOMENTS | _PLACES.keys() or not known:
         return None
     # A split needs to know along which direction memory runs, except of a single row, which only
     # can be cut along it.
@@ -132,6 +132,8 @@ def pieces_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> RowPieces | None
     if rows != 1 and runs is None:
         return None
     across = rows != 1 and not runs
+    if across and loop.kind in _PLACES:
+        return None
     wanted = _wanted_across(int(rows), int(row)) if across else pieces_along(int(rows), int(row))
     if wanted < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
@@ -220,6 +222,33 @@ class _Splitter:
         self._piece, self._within = (
             sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90")
         )
+
+    def steps(self, means: _Means) -> list[Loop]:
+        """Return the steps of a reduction of any kind."""
+        if self._loop.kind in _MOMENTS:
+            return self.moments(means)
+        return self.places() if self._loop.kind in _PLACES else self.plain()
+
+    def places(self) -> list[Loop]:
+        """Return the steps of the place of an extreme: of each piece the extreme and its place, the
+        first piece that has the extreme of all, and the place there.
+
+        So the first of equal ones is found, and the first NaN, as in each piece.
+        """
+        loop, pool = self._loop, self._pool
+        extremes, inside = self._first(_PLACES[loop.kind]), self._first(loop.kind, dtype="int64")
+        layout = TensorLayout("int64", loop.sizes, contiguous_strides(loop.sizes))
+        index = layout.index(loop.variables)
+        best = self._over_pieces(
+            loop.kind, self._of_piece(extremes), self._builder.new_buffer(layout), index
+        )
+        piece = pool.load(best.buffer, index, "int64")
+        number = pool.indirect(piece, self._pieces.count, wrap=False, check=False)
+        there = pool.load(inside.buffer, inside.index.xreplace({self._piece: number}), "int64")
+        begins = pool.operate("mul", piece, pool.index(self._pieces.length), dtype="int64")
+        value = pool.operate("add", begins, there, dtype="int64")
+        last = replace(loop, value=value, kind=POINTWISE, reduced=(), reduced_sizes=())
+        return [extremes, inside, best, last]
 
     def plain(self) -> list[Loop]:
         """Return the steps of a reduction whose pieces are reduced as the rows are."""
@@ -359,9 +388,15 @@ class _Splitter:
         apart = self._pool.operate("sub", one, other, dtype=one.dtype)
         return self._pool.operate("mul", apart, apart, dtype=one.dtype)
 
-    def _first(self, kind: str, name: str | None = None, value: Term | None = None) -> Loop:
+    def _first(
+        self,
+        kind: str,
+        name: str | None = None,
+        value: Term | None = None,
+        dtype: str | None = None,
+    ) -> Loop:
         """Return the loop over pieces of the row's values, or of others; into a new buffer where no
-        name of one is given.
+        name of one is given, of the values' dtype where none is.
         """
         loop, pieces = self._loop, self._pieces
         kept, sizes = (self._piece, *loop.variables), (pieces.count, *loop.sizes)
@@ -370,7 +405,7 @@ class _Splitter:
         if not pieces.across:
             kept, sizes = (*loop.variables, self._piece), (*loop.sizes, pieces.count)
         value = self._cut(kind, value or self._loop.value)
-        layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
+        layout = TensorLayout(dtype or value.dtype, sizes, contiguous_strides(sizes))
         return Loop(
             name or self._builder.new_buffer(layout),
             kept,
@@ -381,6 +416,7 @@ class _Splitter:
             kind,
             layout.index(kept),
             origins=loop.origins,
+            of_product=loop.of_product,
         )
 
     def _second(self, kind: str, first: Loop, buffer: str) -> Loop:
@@ -434,7 +470,9 @@ class _Splitter:
             inside = self._pool.operate(
                 "lt", self._pool.index(flat), self._pool.index(row), dtype="bool"
             )
-            value = self._pool.masked(inside, value, identity_of(kind, value.dtype))
+            value = self._pool.masked(
+                inside, value, identity_of(_PLACES.get(kind, kind), value.dtype)
+            )
         return self._summed(value)
 
     def _summed(self, value: Term) -> Term:

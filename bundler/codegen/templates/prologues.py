@@ -19,6 +19,7 @@ from bundler.codegen.loops.data_types import NumberKind, data_type
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import POINTWISE, SEEDS, Loop, Node, numel
 from bundler.codegen.loops.loop_terms import PRODUCT, STRUCTURAL, Term, in_order, loads_of
+from bundler.codegen.templates.row_products import is_cheap, row_of
 from bundler.runtime.heuristics.block_limits import ceil_div
 from bundler.runtime.program.device_tensors import item_bytes
 
@@ -115,6 +116,9 @@ class _Prologues:
         read = {buffer for buffer, _, _ in loads_of(term)}
         if any(not read.isdisjoint(node.writes) for node in self._nodes[writer:number]):
             return None
+        # Each program reads all of a single row, so it would compute all of it.
+        if load is row_of(product):
+            return writer if is_cheap(term) else None
         return writer if self._is_worth_it(product, load, term, other) else None
 
     def _is_fit(self, product: Loop, term: Term) -> bool:

@@ -102,6 +102,7 @@ class Facts:
         max_xblock: no block along x is larger; None for the device's limit.  Masks that a kernel
             leaves out may count on it.
         max_blocks: axis -> largest block, where that is less than the device's limit, likewise.
+        row_products: a reduction's sums are products of one row with matrices.
         rsplit_size: rows of a program in a mix-order reduction; 0 for another kind of kernel.
         allow_multi_stages: whether a mix-order reduction may pipeline.
         min_split_scan_rblock: floor of the R block of a split scan.
@@ -127,6 +128,7 @@ class Facts:
     min_rblock: int | None = None
     max_xblock: int | None = None
     max_blocks: Mapping[str, int] = field(default_factory=dict)
+    row_products: bool = False
     rsplit_size: int = 0
     allow_multi_stages: bool = True
     min_split_scan_rblock: int = DEFAULT_SPLIT_SCAN_RBLOCK

@@ -30,6 +30,7 @@ from bundler.runtime.heuristics.block_limits import (
     rows,
 )
 from bundler.runtime.heuristics.facts import Device, ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.row_product_rules import row_product_configs
 from bundler.runtime.heuristics.tiles import (
     meet_descriptor_floors,
     one_for_determinism,
@@ -92,6 +93,8 @@ def _looped(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Con
     """Return the candidates of a looped reduction before any filter; the hints were checked."""
     if setting.facts.native_matmul:
         return _matmul_configs(hints)
+    if setting.facts.row_products:
+        return row_product_configs(hints, setting)
     return _looped_by_hint(hints, setting, hint)
 
 
@@ -350,6 +353,9 @@ def _persistent(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list
     """Return the candidates of a persistent reduction before any filter; the hints were checked."""
     if setting.facts.native_matmul:
         return _persistent_matmul_configs(hints, setting)
+    if setting.facts.row_products and not setting.facts.rsplit_size:
+        whole = row_product_configs(hints, setting, persistent=True)
+        return [config.without_kwargs("R0_BLOCK") for config in whole]
     if setting.policy.batch_invariant:
         hints = {**hints, "x": max(hints["x"], _BATCH_X)}
     configs = _persistent_by_hint(hints, setting, hint)
