@@ -84,6 +84,10 @@ def identity_of(device: str) -> str:
     return "" if driver is None else dict(parts_of("", "", "", driver, ""))["device"]
 
 
+def _clock() -> Clock:
+    return CudaClock(rep_ms=_REP_MS)
+
+
 def _driver_for(device: str) -> Driver | None:
     try:
         return None if device.startswith("cpu") else open_first_driver(("cuda", "hip"))
@@ -127,7 +131,7 @@ class MeasuredChoices:
     @classmethod
     def here(cls, device: str, policy: ProgramPolicy, sources: str | None) -> Self:
         """Return what measures for a program in this process."""
-        return cls(device, policy, _driver_for(device), partial(CudaClock, rep_ms=_REP_MS), sources)
+        return cls(device, policy, _driver_for(device), _clock, sources)
 
     def decided(
         self,

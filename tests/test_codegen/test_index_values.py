@@ -221,6 +221,42 @@ def test_a_shifted_window_needs_no_value(offset, size, asserted):
         assert made.details[1] == ModularIndexing(VARIABLES[0] + offset % 56, 1, 56)
 
 
+HALF = [("add", 0.0), ("mul", 0.5)]
+FLOATS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "floor": np.floor}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "steps", "exact"),
+    [
+        ("float32", 112, HALF, True),
+        ("float32", 1 << 24, HALF, True),
+        ("float32", 1 << 25, HALF, False),
+        ("float64", 1 << 25, HALF, True),
+        ("float32", 112, [("add", 0.5), ("mul", 0.25), ("floor",)], True),
+        ("float32", 1 << 24, [("add", 0.5), ("mul", 0.25), ("floor",)], False),
+        ("float32", 112, [("mul", 3.0), ("sub", 0.0), ("mul", 0.125)], True),
+        ("float32", 112, [("mul", 2 / 3)], False),
+        ("float32", 112, [("sub", 0.5)], False),
+    ],
+)
+def test_an_index_that_floats_hold_exactly_is_part_of_the_address(dtype, size, steps, exact):
+    """Enlarging an image by a power of two reads `int(i * 0.5)`; what is rounded, or may be
+    negative, stays a value.
+    """
+    pool, ranges = TermPool(), Ranges({VARIABLES[0]: sympy.Integer(size)})
+    term, places = pool.cast(pool.index(VARIABLES[0]), dtype), np.arange(0, size, 1 + size // 3001)
+    numbers = places.astype(dtype)
+    for name, *given_numbers in steps:
+        term = pool.operate(name, term, *given_numbers, dtype=dtype)
+        numbers = FLOATS[name](numbers, *map(np.dtype(dtype).type, given_numbers))
+    index = pool.indirect(pool.cast(term, "int64"), sympy.Integer(size))
+    made = simplified(pool, pool.load("x", index, dtype), ranges)
+    assert bool(made.arguments) != exact
+    if exact:
+        found = [int(made.details[1].subs(VARIABLES[0], int(place))) for place in places[::30]]
+        assert found == numbers[::30].astype(np.int64).tolist()
+
+
 def test_what_another_dtype_rounds_is_not_decided():
     """A float constant is rounded up, a number of 64 bits stays one, a comparison with a float is
     left alone, and the chosen side of a `where` has its dtype.

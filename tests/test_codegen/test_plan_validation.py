@@ -170,6 +170,11 @@ HOSTILE = {
         3,
         "power of two",
     ),
+    "programs below none": (
+        ("kernels", "kernel", "choices", "cuda:90", 0, "blocks"),
+        {"XBLOCK": 64, "PROGRAMS": -1},
+        "whole number from 0",
+    ),
     "a block that is a text": (
         ("kernels", "kernel", "choices", "cuda:90", 0, "blocks", "XBLOCK"),
         "1",
@@ -203,6 +208,15 @@ def test_a_hostile_plan_is_refused_by_a_typed_error(what):
     place[path[-1]] = value
     with pytest.raises(FormatError, match=expected):
         decoded(data)
+
+
+@pytest.mark.parametrize("count", [0, 132])
+def test_programs_that_take_blocks_in_turn_are_no_block(count):
+    """They are as many as a device has processors, or none where each block has its own."""
+    data = document()
+    data["kernels"]["kernel"]["choices"]["cuda:90"][0]["blocks"]["PROGRAMS"] = count
+    (choice, *_) = decoded(data).kernels["kernel"].choices["cuda:90"]
+    assert choice.blocks["PROGRAMS"] == count
 
 
 def test_any_plan_that_was_changed_is_read_or_refused():

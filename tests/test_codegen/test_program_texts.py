@@ -242,6 +242,20 @@ def test_an_index_that_is_read_is_asserted_unless_it_is_known():
         assert "'assert_indirect_indexing': False" in other.source
 
 
+@pytest.mark.parametrize("size", [(112, 112), (100, 90)])
+def test_an_image_that_is_turned_and_enlarged_is_read_where_it_lies(size):
+    """By a power of two, places are part of the address; by another number they are values of 32
+    bits, of which nothing is asserted.
+    """
+    enlarged = torch.nn.functional.interpolate
+    source = only(
+        lambda a: enlarged(a.roll((5, -7), (2, 3)), size=size) + 1, torch.zeros(4, 8, 56, 56)
+    ).source
+    assert "device_assert" not in source
+    assert "int64" not in source
+    assert ("float32)" in source) == (size == (100, 90))
+
+
 def test_facts_that_heuristics_look_at_are_in_the_text():
     """A long row, whose second reading a block as long as the row would save, says so."""
     assert (

@@ -3,8 +3,9 @@
 
 An index that a program computes, as `(i + 3) % 56`, is a value like any other: it is made negative
 numbers positive, asserted, and computed in 64 bits.  Where it is made of a loop's own variables it
-becomes part of the address instead, and where only its bounds are known, as of an index that was
-computed in floating point, nothing is asserted any more.
+becomes part of the address instead, also by way of floats that hold it exactly, as in `int(i *
+0.5)`; where only its bounds are known, as of an index that floats round, nothing is asserted any
+more.
 
 Bounds hold for every element that is computed, in whatever order numbers are added: those of floats
 are widened at each operator by more than it rounds.  Only sizes that are numbers have bounds.
@@ -36,6 +37,8 @@ Bounds = tuple[float, float]
 # More than an operator rounds by, relative to its result, and the largest number looked at.
 _ROUNDING = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 _LARGEST_FLOAT = 60_000.0
+# Whole numbers up to these are exact, and so is what a power of two divides them by.
+_EXACT_UP_TO = {"float64": 1 << 53, "float32": 1 << 24}
 _COMPARISONS: dict[str, Callable[[Bounds, Bounds], bool | None]] = {
     "lt": lambda a, b: True if a[1] < b[0] else False if a[0] >= b[1] else None,
     "le": lambda a, b: True if a[1] <= b[0] else False if a[0] > b[1] else None,
@@ -44,7 +47,8 @@ _COMPARISONS: dict[str, Callable[[Bounds, Bounds], bool | None]] = {
 }
 _INTEGERS = frozenset({NumberKind.SIGNED, NumberKind.UNSIGNED})
 # Of these the result in 32 bits is that in 64, where it and the arguments fit.
-_NARROWED = frozenset({"add", "sub", "mul", "minimum", "maximum", "to_dtype"})
+_RESTS = frozenset({"remainder", "mod", "fmod"})
+_NARROWED = frozenset({"add", "sub", "mul", "minimum", "maximum", "to_dtype"}) | _RESTS
 
 
 def simplified(pool: TermPool, root: Term, ranges: Ranges) -> Term:
@@ -69,6 +73,8 @@ class IndexValues:
         self._bounds: dict[Term, Bounds] = {}
         # Terms that are index expressions of the loop's variables alone.
         self._expressions: dict[Term, sympy.Expr] = {}
+        # Floats that are exactly such an expression, never negative, divided by a power of two.
+        self._quotients: dict[Term, tuple[sympy.Expr, int]] = {}
         # Of 64 bits -> the same value in 32.
         self._narrow: dict[Term, Term] = {}
 
@@ -101,6 +107,8 @@ class IndexValues:
         index = self._ranges.simplified(index.xreplace(known))
         if term.operator == "index_expr" and index.is_Integer:
             return self._pool.constant(int(index), term.dtype)
+        if term.operator == "index_expr" and left and index == left[0][0]:
+            return self._pool.cast(arguments[symbols.index(index)], term.dtype)
         details = (*front, index, tuple(symbol for symbol, _ in left))
         return self._pool.make(term.operator, tuple(a for _, a in left), term.dtype, details)
 
@@ -214,6 +222,8 @@ class IndexValues:
             bounds = self._ranges.interval(expression)
         elif term.operator == "where":
             bounds = _hull(self._bounds_of(term.arguments[1:]))
+        elif term.operator in _RESTS:
+            bounds = _rest(self._bounds_of(term.arguments))
         else:
             bounds = self._bounds_by_operator(term)
         if bounds is not None:
@@ -234,6 +244,9 @@ class IndexValues:
             return None if term.arguments else term.details[0]
         if term.details and term.operator != "to_dtype":
             return None
+        if term.operator == "to_dtype" and term.arguments[0] in self._quotients:
+            base, divisor = self._quotients[term.arguments[0]]
+            return FloorDiv(base, sympy.Integer(divisor))
         parts = [self._part(argument) for argument in term.arguments]
         if None in parts or term.operator not in _EXPRESSIONS:
             return None
@@ -253,6 +266,9 @@ class IndexValues:
         return None if given is None else _BOUNDED[term.operator](given)
 
     def _learn_float(self, term: Term) -> None:
+        quotient = self._quotient_of(term)
+        if quotient is not None:
+            self._quotients[term] = quotient
         if term.operator == "constant" and math.isfinite(term.details[0]):
             found: Bounds | None = (term.details[0], term.details[0])
         else:
@@ -264,6 +280,44 @@ class IndexValues:
             found if term.operator in _EXACT else (found[0] - slack, found[1] + slack)
         )
 
+    def _quotient_of(self, term: Term) -> tuple[sympy.Expr, int] | None:
+        """Return what a float is exactly: an expression that is never negative, and the power of
+        two that it is divided by; None where it may be rounded.
+        """
+        most, given = _EXACT_UP_TO.get(term.dtype), term.arguments
+        if most is None or not given or not isinstance(given[0], Term):
+            return None
+        whole = self._part(given[0]) if term.operator == "to_dtype" else None
+        base, divisor = (
+            (whole, 1) if whole is not None else self._quotients.get(given[0], (None, 1))
+        )
+        if base is None or (whole is None and given[0].dtype != term.dtype):
+            return None
+        if term.operator in {"add", "sub", "mul"}:
+            number = _number(given[1])
+            if number is None:
+                return None
+            up, down = number.as_integer_ratio()
+            if term.operator == "mul":
+                base = base * up
+            else:
+                base = base * down + up * divisor * (1 if term.operator == "add" else -1)
+            divisor *= down
+        elif term.operator in {"floor", "trunc"}:
+            base, divisor = FloorDiv(base, sympy.Integer(divisor)), 1
+        elif term.operator != "to_dtype":
+            return None
+        bounds = self._ranges.interval(base)
+        exact = bounds is not None and bounds[0] >= 0 and max(bounds[1], divisor) <= most
+        return (base, divisor) if exact else None
+
+
+def _number(value: Argument) -> float | None:
+    """Return the finite number that an argument is, None where it is none."""
+    if isinstance(value, Term):
+        value = value.details[0] if value.operator == "constant" else math.nan
+    return float(value) if math.isfinite(value) else None
+
 
 def _fits_in(number: float, dtype: str) -> bool:
     least, most = least_and_most(dtype)
@@ -274,6 +328,13 @@ def _hull(given: list[Bounds] | None) -> Bounds | None:
     if given is None:
         return None
     return min(low for low, _ in given), max(high for _, high in given)
+
+
+def _rest(given: list[Bounds] | None) -> Bounds | None:
+    """Return the bounds of a rest of whole numbers, where torch's ways of dividing are one."""
+    if given is None or given[0][0] < 0 or given[1][0] < 1:
+        return None
+    return 0, min(given[0][1], given[1][1] - 1)
 
 
 def _corners(operate: Callable[[Any, Any], Any]) -> Callable[[list[Bounds]], Bounds | None]:

@@ -36,7 +36,6 @@ from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.templates.product_text import (
     ACCUMULATOR,
     LEFT_LANES,
-    PROGRAMS,
     RIGHT_LANES,
     TiledOperand,
     head,
@@ -44,6 +43,7 @@ from bundler.codegen.templates.product_text import (
     whole_body,
 )
 from bundler.runtime.heuristics.block_limits import MIN_DOT_EDGE
+from bundler.runtime.heuristics.launch_grids import PROGRAMS
 from bundler.runtime.heuristics.product_rules import largest_block
 from bundler.runtime.program.device_tensors import item_bytes
 

@@ -23,8 +23,6 @@ ACCUMULATOR = "accumulator"
 #: Where a load is along what is summed up: of the left operand along its rows, of the right one
 #: across its columns.
 LEFT_LANES, RIGHT_LANES = "r0_row", "r0_column"
-#: How many programs take all blocks in turn, 0 for as many as there are blocks.
-PROGRAMS = "PROGRAMS"
 _COUNTS = """\
 yblocks = tl.cdiv(ynumel, YBLOCK)
 xblocks = tl.cdiv(xnumel, XBLOCK)

@@ -50,6 +50,8 @@ Terms = tuple[Term, Term, Term]
 SizeOf = Callable[[str], Term]
 PRODUCT_GRID = "ProductGrid"
 COOPERATIVE_GRID = "CooperativeReductionGrid"
+#: How many programs take the blocks of a product in turn; 0 where each block has its own.
+PROGRAMS = "PROGRAMS"
 EXTRA_ARGUMENTS = ("_grid_0", "_grid_1", "_grid_2")
 _PART = re.compile(r"[xy]numel_[0-9]+")
 _BACKENDS_WITH_LIMITS = {"cuda", "hip"}
@@ -111,7 +113,7 @@ def _of_product(blocks: Blocks, size: SizeOf) -> Terms:
     programs, where the config says so.
     """
     tiles = _product(_cover("y", blocks, size), _cover("x", blocks, size))
-    found, most = _product(tiles, size("znumel")), blocks.get("PROGRAMS", 0)
+    found, most = _product(tiles, size("znumel")), blocks.get(PROGRAMS, 0)
     if not most:
         return found, 1, 1
     # Programs count blocks with 32 bits: more of them than that are refused, as programs would be.

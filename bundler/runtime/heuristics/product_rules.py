@@ -20,6 +20,7 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import MIN_DOT_EDGE, ceil_div, pow2_up
 from bundler.runtime.heuristics.facts import Device, Setting, SizeHints
+from bundler.runtime.heuristics.launch_grids import PROGRAMS
 
 Operands = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 #: No candidate has larger blocks, nor larger ones than a size rounded up; masks count on it.
@@ -250,7 +251,7 @@ def _fitted(
 
 
 def _config(tile: _Tile, device: Device, *, has_turns: bool) -> Config:
-    turns = {"PROGRAMS": tile.turns * device.multiprocessors} if has_turns else {}
+    turns = {PROGRAMS: tile.turns * device.multiprocessors} if has_turns else {}
     return Config(
         {"YBLOCK": tile.y, "XBLOCK": tile.x, "R0_BLOCK": tile.r, "GROUP": _GROUP, **turns},
         num_warps=tile.warps,

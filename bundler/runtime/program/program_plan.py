@@ -29,7 +29,12 @@ from msgspec import ValidationError, convert
 
 from bundler.errors import ConfigError, FormatError, UnsupportedVersion
 from bundler.runtime.heuristics.launch_expressions import names_in
-from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, combined_parts, open_grid
+from bundler.runtime.heuristics.launch_grids import (
+    COOPERATIVE_GRID,
+    PROGRAMS,
+    combined_parts,
+    open_grid,
+)
 from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 
@@ -658,6 +663,9 @@ class _PlanCheck:
     def _choice(self, choice: KernelChoice) -> None:
         for name, block in choice.blocks.items():
             self._name(name)
+            if name == PROGRAMS:
+                self._whole(block, 0, _MOST_BLOCK)
+                continue
             self._whole(block, 1, _MOST_BLOCK)
             self._demand(block & (block - 1) == 0, "a power of two for a block", block)
         self._whole(choice.num_warps, 1, _MOST_WARPS)
