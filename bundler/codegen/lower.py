@@ -426,7 +426,8 @@ class _Reader:
             known = self._rounded(lowered) if node in self._kept else lowered
             tensor = self._bound(known, given, base)
             tensor.made, tensor.own_strides = made, self._own_strides(node, tensor, given)
-            builder.mark_reuse(tensor, len(node.users))
+            returned = any(user.op == "output" for user in node.users)
+            builder.mark_reuse(tensor, len(node.users), returned=returned)
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
 

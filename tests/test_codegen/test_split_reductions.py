@@ -73,3 +73,21 @@ def test_kernels_of_changing_rows_compile_for_both_makers():
     )
     targets = ["cuda:90", "hip:gfx942"]
     assert len(program.build(targets).kernels) == len(targets) * len(program.kernels)
+
+
+@pytest.mark.parametrize(
+    ("function", "readers"),
+    [(lambda a, b: a * b, 1), (lambda a, _: a * 2, 2)],
+)
+def test_what_is_returned_is_read_where_it_was_stored(function, readers):
+    """A sum across rows reads the product that is returned, one tensor instead of two; what is made
+    of one tensor is computed again.
+    """
+
+    def both(a, b):
+        made = function(a, b)
+        return made, made.sum(0)
+
+    program = generate(both, [torch.zeros(8192, 1024, device="meta") for _ in range(2)])
+    launches = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert sum("@arg0" in step.arguments for step in launches) == readers

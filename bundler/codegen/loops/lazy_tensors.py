@@ -32,6 +32,7 @@ from bundler.codegen.loops.loop_nodes import (
     numel,
 )
 from bundler.codegen.loops.loop_terms import PRODUCT, Term, TermPool, in_order
+from bundler.runtime.program.device_tensors import item_bytes
 
 Indices = tuple[sympy.Expr, ...]
 Strides = tuple[sympy.Expr, ...]
@@ -627,22 +628,38 @@ class GraphBuilder:
             return None
         return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
 
-    def mark_reuse(self, tensor: LazyTensor, users: int) -> None:
+    def mark_reuse(self, tensor: LazyTensor, users: int, *, returned: bool = False) -> None:
         """Keep a tensor in memory where several others read it and it is costly to compute, or
-        reads very much.
+        reads very much: of one that is returned, and so stored anyway, more than itself.
         """
         if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
             return
         # The same variables for every tensor, so that terms, and their weights, are shared.
-        body = tensor.at(variables("i", tensor.sizes))
+        names = variables("i", tensor.sizes)
+        body = tensor.at(names)
         loads, depth = self._weight_of(body)
         reads = len(loads)
         if (
             reads > _MOST_READS
             or depth > _DEEPEST
             or (users > 1 and (reads > _COSTLY_READS or _is_costly(body, _weights_of(tensor))))
+            or (users > 1 and returned and self._reads_more(tensor, loads, names))
         ):
             self.realize(tensor)
+
+    def _reads_more(
+        self, tensor: LazyTensor, loads: Iterable[Any], names: Sequence[sympy.Symbol]
+    ) -> bool:
+        """Whether the elements that a body reads for each of its own take more bytes than it, of a
+        tensor whose traffic counts.
+        """
+        elements = numel(tensor.sizes)
+        if elements.is_Integer and elements <= _FEW_ELEMENTS:
+            return False
+        moving = {name for name, size in zip(names, tensor.sizes, strict=True) if size != 1}
+        each = [buffer for buffer, index in loads if moving <= index.free_symbols]
+        read = sum(item_bytes(self.buffers[buffer].layout.dtype) for buffer in each)
+        return read > item_bytes(tensor.dtype)
 
     def _weight_of(self, body: Term) -> tuple[frozenset[Any], int]:
         """Return loads of a body and its depth, from those of the terms that were asked for
