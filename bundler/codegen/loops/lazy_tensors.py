@@ -682,7 +682,8 @@ class GraphBuilder:
 def _weights_of(tensor: LazyTensor) -> Mapping[str, int]:
     """Return how many operators some count as where a tensor is computed again."""
     elements = numel(tensor.sizes)
-    few = elements.is_Integer and elements <= _FEW_ELEMENTS
+    # One number costs less than a launch that stores it.
+    few = elements.is_Integer and 1 < elements <= _FEW_ELEMENTS
     return {**_RANDOM, **_SLOW} if few else _RANDOM
 
 
