@@ -128,7 +128,7 @@ def _change_document(chance: random.Random, node: list[Any]) -> None:
     match chance.randrange(8):
         case 0:
             del array[position]
-        case 1:
+        case 1 if isinstance(array, list):  # an earlier change may have put a dictionary there
             array.insert(position, copy.deepcopy(array[position]))
         case 2:
             other, place = chance.choice(where)
