@@ -61,9 +61,9 @@ class GenerateOptions:
             too, and raise where results differ.
         templates: which operators of torch that a called library computes become kernels: `none`;
             `all`: products of matrices do, convolutions of patches among them, and attention, and a
-            program that would still call some operator is refused; or `where faster`: those products
-            and attentions that were measured to be faster so on the program's device, here or where
-            a tuning record is from, and none that nothing was measured of.
+            program that would still call some operator is refused; or `where faster`: those
+            products and attentions that were measured to be faster so on the program's device, here
+            or where a tuning record is from, and none that nothing was measured of.
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's

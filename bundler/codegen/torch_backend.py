@@ -84,8 +84,8 @@ def triton_bundler(
             how many processes compile kernels while torch traces on, None for one a core, 1 for
             none; `keep`, whether programs are kept in the user's cache directory, where the next
             process finds them; `upcast` and `templates`, as `GenerateOptions` has them, and the
-            fields of `ProgramPolicy`, of which `measured_fusion` is also called as torch calls its two parts,
-            `benchmark_fusion` and `benchmark_combo_kernel`.
+            fields of `ProgramPolicy`, of which `measured_fusion` is also called as torch calls its
+            two parts, `benchmark_fusion` and `benchmark_combo_kernel`.
         mode: None and `default`; `reduce-overhead` is the option `graphs`;
             `max-autotune-no-cudagraphs` the options `max_autotune` and `coordinate_descent_tuning`;
             `max-autotune` all three.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quick_function`: torch's own function for an operator, which reads arguments several microseconds
+"""`quick_function`: torch's own function for an operator, which reads arguments some microseconds
 faster than the operator's own call, which compares each with the operator's schema.
 
 Only operators that models call again and again are listed.  A function of torch stands for several

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs torch.compile with `templates="where faster"` in Triton's interpreter, with a clock that finds
-every second kernel faster than its operator; prints JSON: how often something was timed, what
+"""Runs torch.compile with `templates="where faster"` in Triton's interpreter, with a clock that
+finds every second kernel faster than its operator; prints JSON: how often something was timed, what
 differs from eager torch, and whether operators and templates are in the programs;
 TRITON_INTERPRET=1.
 

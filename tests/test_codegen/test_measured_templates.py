@@ -225,7 +225,7 @@ def test_another_process_measures_nothing(interpreted, tmp_path):
     assert json.loads(interpreted(*worker)) == [0, [], called, kinds]
 
 
-# ---------------------------------------------------------------------------------------- The option
+# --------------------------------------------------------------------------------------- The option
 
 
 def test_the_device_is_part_of_a_graphs_key(monkeypatch):

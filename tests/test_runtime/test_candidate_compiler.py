@@ -135,8 +135,8 @@ def test_a_pass_that_fails_is_a_reason_and_not_the_end(
     ],
 )
 def test_only_what_another_config_can_mend_is_tolerated(error, expected):
-    """Too large, refused by a pass or the assembler, or deadly for a worker; a mistake in the kernel is none
-    of these.
+    """Too large, refused by a pass or the assembler, or deadly for a worker; a mistake in the
+    kernel is none of these.
     """
     assert toolchain.tolerated(error) == expected
 

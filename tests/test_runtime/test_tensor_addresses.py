@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tensors lie is told alike by the extension and by Python, for tensors of torch and others."""
+"""Where tensors lie is told alike by the extension and by Python, for torch's and others."""
 
 from functools import partial
 

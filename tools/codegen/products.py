@@ -6,10 +6,11 @@ the product and the bias alone: 30 shapes of models, on a GPU.
 
 For each shape: the time of the candidates that the rule chooses without a measurement, that of the
 fastest ones, that of cuBLAS, and that of eager torch with the epilogue; all by events, with a cold
-cache, and without the time in which the host queues launches. A product of few rows and columns may be two launches, which are timed together. All
-candidates are compiled side by side first, and numbers are compared with float64's. The result goes
-to docs/results/codegen-products-DTYPE.json; `passes` says whether it is what issue 33 asks for. fp8
-is `torch._scaled_mm` with a scale of each matrix, whose columns and lengths are rounded up to 16.
+cache, and without the time in which the host queues launches. A product of few rows and columns may
+be two launches, which are timed together. All candidates are compiled side by side first, and
+numbers are compared with float64's. The result goes to docs/results/codegen-products-DTYPE.json;
+`passes` says whether the targets are met. fp8 is `torch._scaled_mm` with a scale of each matrix,
+whose columns and lengths are rounded up to 16.
 """
 
 from __future__ import annotations

@@ -198,8 +198,8 @@ class BodyWriter:
         self._outer.lines += after
 
     def _load_ahead(self, items: list[PlacedLoop], written: set[str]) -> None:
-        """Write what several reductions across memory reduce of what other kernels wrote in front of
-        the first one: threads wait for each other in each, and a load behind it would begin only
+        """Write what several reductions across memory reduce of what other kernels wrote, in front
+        of the first one: threads wait for each other in each, and a load behind it would begin only
         then.
         """
         reducing = [one for one in items if one.loop.is_reduction and not one.loop.reads & written]
