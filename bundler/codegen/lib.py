@@ -220,6 +220,12 @@ def index_remainder(a, b):
 
 
 @triton.jit
+def index_wrapped(a, b):
+    """Return `a % b` of index expressions, where 0 <= a < 2 * b."""
+    return tl.where(a < b, a, a - b)
+
+
+@triton.jit
 def index_power(base, exponent):
     """Return `integer_power` of index expressions, of which one may be a number and their types may
     differ.

@@ -132,6 +132,8 @@ def of_indices(out, size, COUNT: tl.constexpr):
     index = tl.arange(0, COUNT) - COUNT // 2
     tl.store(out + index + COUNT // 2, lib.index_floor_divide(index, 3))
     tl.store(out + COUNT + index + COUNT // 2, lib.index_remainder(index, size))
+    wrapped = lib.index_wrapped(index + COUNT // 2, COUNT // 2)
+    tl.store(out + 4 * COUNT + index + COUNT // 2, wrapped)
     tl.store(out + 2 * COUNT + index + COUNT // 2, lib.index_floor_divide(100, index))
     tl.store(out + 3 * COUNT + index + COUNT // 2, lib.index_power(index, 3))
 

@@ -49,13 +49,14 @@ def test_index_expressions_mix_numbers_and_tensors():
     """Either side of a division of indices may be a number, and the sides may have different
     widths.
     """
-    out = torch.zeros(4, 16, dtype=torch.int64)
+    out = torch.zeros(5, 16, dtype=torch.int64)
     of_indices[(1,)](out, 5, COUNT=16)
     index = range(-8, 8)
     assert out[0].tolist() == [k // 3 for k in index]
     assert out[1].tolist() == [k % 5 for k in index]
     assert out[2].tolist() == [100 // k if k else 0 for k in index]
     assert out[3].tolist() == [k**3 for k in index]
+    assert out[4].tolist() == [k % 8 for k in range(16)]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from bundler.codegen.loops.index_functions import (  # noqa: E402
     PythonMod,
     owned,
 )
+from bundler.codegen.loops.index_ranges import Ranges  # noqa: E402
 from bundler.errors import UnsupportedOperator  # noqa: E402
 
 NAMES = ("x0", "x1", "r0", "ks0", "ks1")
@@ -63,6 +64,7 @@ LIBRARY = types.SimpleNamespace(
     index_floor_divide=lambda a, b: Lane(int(a) // int(b)),
     index_remainder=lambda a, b: Lane(int(a) % int(b)),
     index_power=lambda a, b: Lane(int(a) ** int(b)),
+    index_wrapped=lambda a, b: Lane(int(a) - (int(a) >= int(b)) * int(b)),
 )
 NAMESPACE = {
     "lib": LIBRARY,
@@ -201,6 +203,21 @@ def test_sizes_beyond_32_bits_are_written_whole(base, divisor, modulus):
     )
     expected = (base * 3 + 1) // divisor % modulus + base // divisor * modulus
     assert computed(index_text(expr, nonnegative=known_nonnegative), {"x0": base}) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(*(st.integers(1, 60) for _ in range(3)), st.integers(0, 60), st.data())
+def test_what_goes_round_once_is_written_without_a_division(size, divisor, modulus, moved, data):
+    """The remainder of what is less than twice the modulus, and no other, is a choice."""
+    x = NATURAL["x0"]
+    value = data.draw(st.integers(0, size - 1))
+    ranges = Ranges({x: sympy.Integer(size)})
+    expr = ModularIndexing(x + moved, sympy.Integer(divisor), sympy.Integer(modulus))
+    text = index_text(expr, nonnegative=ranges.nonnegative, below=ranges.below)
+    assert computed(text, {"x0": value}) == (value + moved) // divisor % modulus
+    if isinstance(expr, ModularIndexing):
+        once = (size - 1 + moved) // divisor < 2 * modulus
+        assert ("index_wrapped" in text, "%" in text) == (once, not once)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,20 @@ def test_a_row_that_is_read_again_stays_in_the_cache():
     assert "evict_first" in held
 
 
+def test_what_other_lanes_read_too_stays_in_the_cache():
+    """A row that is added to each of many, and one number for each, where one dimension is both;
+    what is read once goes by no rule, and neither does a row that a value names.
+    """
+    many, row, each = torch.zeros(30, 70), torch.zeros(70), torch.zeros(30, 1)
+    lines = only(lambda a, b, c: a * c + b, many, row, each).text.body
+    loads = {line.split("ptr")[1][0]: "evict_last" in line for line in lines if "tl.load(" in line}
+    assert loads == {"0": False, "1": True, "2": True}
+    named = only(lambda a, i: a[i] + a, many, torch.zeros(30, dtype=torch.int64)).text.body
+    assert ["evict" in line for line in named if "in_ptr1" in line and "tl.load(" in line] == [
+        False
+    ] * 2
+
+
 def test_an_index_that_is_read_is_asserted_unless_it_is_known():
     """An index that a tensor holds is asserted by name and size, where nobody asked otherwise; one
     that is counted is known.

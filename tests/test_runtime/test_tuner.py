@@ -8,10 +8,13 @@ import math
 import pytest
 
 from bundler.errors import CompileFailed, DriverError, NoValidConfig
+from bundler.format.entries import Target
 from bundler.runtime import Config, Descent, Space, TunerOptions
 from bundler.runtime.tuning.benchmark import Sample
 from bundler.runtime.tuning.candidate_compiler import Refused
+from bundler.runtime.tuning.config_list import ListedConfigs
 from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion, ResultLookup
 from bundler.runtime.tuning.tuner import Search
 from bundler.runtime.tuning.tuning_winners import describe
 
@@ -201,6 +204,30 @@ def test_reductions_with_many_registers_are_tried_with_half_the_block():
     halved = FakeCompiler(registers=lambda config: 64)
     search(halved, floored, H100, kind="reduction", space=floor).run(start)
     assert len(floored.timed) == 2
+
+
+@pytest.mark.parametrize(
+    ("block", "options", "chosen"),
+    [
+        ({"XBLOCK": 1, "R0_BLOCK": 2048}, {}, False),
+        ({"XBLOCK": 32, "R0_BLOCK": 64}, {}, True),
+        ({"XBLOCK": 4096, "R0_BLOCK": 2048}, {}, True),
+        ({"XBLOCK": 1, "R0_BLOCK": 2048}, {"rescale": False}, True),
+        ({"XBLOCK": 1, "R0_BLOCK": 2048}, {"deterministic": True}, True),
+        ({"XBLOCK": 1, "R0_BLOCK": 2048}, {"kind": "pointwise"}, True),
+    ],
+)
+def test_an_only_config_is_chosen_where_its_block_cannot_be_halved(
+    launch_kernels, block, options, chosen
+):
+    """Where it can be, the tuner compiles it and looks at its registers, also when it is alone."""
+    options = {"kind": "reduction", "space": Space({"x": 4096, "r0_": 4096}), **options}
+    lookup = ResultLookup(
+        "kernel", launch_kernels.add, None, TunerOptions(**options, reuse="none"), results=False
+    )
+    listed = ListedConfigs.of([Config(block, 16)])
+    question = LookupQuestion({"source": "", "arguments": ""}, (), Target("cuda", "90", 32), listed)
+    assert isinstance(lookup.find(question), Choice) == chosen
 
 
 def test_descent_goes_on_from_the_best_config():

@@ -4,8 +4,9 @@ turns; `models --time` runs it, and `lines` are its rows.
 
 Wall time is that of a call between two waits for the GPU, host time that of a call which nobody
 waits for; device time is the sum over the kernels of a call, as torch's profiler has it, launched
-while the GPU is kept waiting: a kernel that comes after a pause takes longer.  Other processes of
-the same run wait at a lock, so that one measures at a time.
+while the GPU is kept waiting: a kernel that comes after a pause takes longer.  One process of a run
+measures at a time, and the others are stopped meanwhile: what they run on the GPU and on the CPU
+would be part of its times.  No first call is charged for such a pause.
 
 A first start is the first call in a new process with empty caches, and a second start that in one
 that finds what the first left: ours, and Inductor with its warm caches; each side may compile on
@@ -23,13 +24,14 @@ import importlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,7 +45,9 @@ from tools.shared.processes import ROOT, command
 
 Found = dict[str, Any]
 SIDES = ("eager", "inductor", "ours")
-_WARM, _ROUNDS, _PROFILED = 5, 40, 3
+_WARM, _PROFILED = 5, 3
+# Rounds of slow models end early.
+_ROUNDS, _LEAST_ROUNDS, _ROUNDS_S = 40, 10, 4.0
 # For so long the GPU waits while launches queue up: some 30 ms.
 _WAIT_CYCLES = 50_000_000
 #: The sides that compile.
@@ -89,7 +93,8 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
         started = time.perf_counter()
         steps[side]()
         torch.cuda.synchronize()
-        found[side]["first_s"] = round(time.perf_counter() - started, 3)
+        ended = time.perf_counter()
+        found[side]["first_s"] = round(ended - started - _stopped(started, ended), 3)
     with _alone():
         for step in steps.values():
             for _ in range(_WARM):
@@ -103,15 +108,57 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
 
 
 @contextmanager
-def _alone() -> Any:
-    with open(os.environ[TIMING_LOCK], "w") as file:
+def _alone() -> Iterator[None]:
+    """Hold the lock of those who measure, and let the other processes of the run stand still."""
+    lock = Path(os.environ[TIMING_LOCK])
+    with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        others, started = _siblings(), time.perf_counter()
+        _signal(others, signal.SIGSTOP)
+        try:
+            torch.cuda.synchronize()
+            yield
+        finally:
+            with _pauses().open("a") as told:
+                told.write(f"{started} {time.perf_counter()}\n")
+            _signal(others, signal.SIGCONT)
+
+
+def _siblings() -> list[int]:
+    """Return the processes that have the parent of this one."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            found += [int(status.parent.name)] if parent == os.getppid() else []
+    return [number for number in found if number != os.getpid()]
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _pauses() -> Path:
+    return Path(os.environ[TIMING_LOCK]).with_suffix(".pauses")
+
+
+def _stopped(started: float, ended: float) -> float:
+    """Return how long this process stood still between two times."""
+    if not _pauses().exists():
+        return 0.0
+    pauses = [tuple(map(float, line.split())) for line in _pauses().read_text().splitlines()]
+    mine = (min(ended, until) - max(started, since) for since, until in pauses)
+    return sum(max(0.0, seconds) for seconds in mine)
 
 
 def _samples(steps: Mapping[str, Callable[[], Any]]) -> Found:
     taken: dict[str, dict[str, list[float]]] = {side: {"wall": [], "host": []} for side in steps}
-    for _ in range(_ROUNDS):
+    begun = time.perf_counter()
+    for number in range(_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.perf_counter() - begun > _ROUNDS_S:
+            break
         for side, step in steps.items():
             torch.cuda.synchronize()
             started = time.perf_counter()

@@ -388,6 +388,9 @@ def judged(
             with contextlib.suppress(ProcessLookupError):  # of what it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.join()
+            # It may have measured, and have stopped the others for that.
+            for other in multiprocessing.active_children():
+                os.kill(other.pid, signal.SIGCONT)
         seconds = round(time.monotonic() - started, 1)
         if answer.exists() and answer.stat().st_size:
             return {**json.loads(answer.read_text()), "seconds": seconds}

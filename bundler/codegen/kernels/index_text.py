@@ -23,6 +23,7 @@ from bundler.codegen.loops.text_forms import operand
 from bundler.errors import UnsupportedOperator
 
 Nonnegative = Callable[[sympy.Expr], bool]
+Below = Callable[[sympy.Expr, sympy.Expr], bool]
 _RELATIONS = {
     "Equality": "==",
     "Unequality": "!=",
@@ -42,24 +43,32 @@ _BITWISE = {
 _HIGHEST_PRODUCT = 16
 
 
-def index_text(expr: sympy.Expr, *, nonnegative: Nonnegative, index_type: str = "tl.int32") -> str:
+def index_text(
+    expr: sympy.Expr,
+    *,
+    nonnegative: Nonnegative,
+    below: Below = lambda _expr, _limit: False,
+    index_type: str = "tl.int32",
+) -> str:
     """Return the text of an expression.
 
     Args:
         expr: of symbols, whose names are the names of the kernel's variables, and functions of
             `index_functions`.
         nonnegative: whether an expression is known never to be below zero.
+        below: whether an expression is known to be less than a limit.
         index_type: Triton's name of the integer type that floats are rounded to.
 
     Raises:
         UnsupportedOperator: a function that has no text, or an integer rounded to tens.
     """
-    return _Printer(nonnegative, index_type).text(sympy.sympify(expr))
+    return _Printer(nonnegative, below, index_type).text(sympy.sympify(expr))
 
 
 @dataclass(frozen=True)
 class _Printer:
     nonnegative: Nonnegative
+    below: Below
     index_type: str
 
     def text(self, expr: sympy.Basic) -> str:
@@ -162,19 +171,21 @@ class _Printer:
     def _pythonmod(self, base: sympy.Expr, modulus: sympy.Expr) -> str:
         # The same for remainders, which have the sign of the dividend in Triton.
         if self.both_nonnegative(base, modulus):
-            return f"{self.operand(base)} % {self.operand(modulus)}"
+            return self._remainder(base, modulus)
         return f"lib.index_remainder({self.text(base)}, {self.text(modulus)})"
+
+    def _remainder(self, base: sympy.Expr, modulus: sympy.Expr) -> str:
+        """Return the text of a remainder where nothing is negative."""
+        # What goes round once at most, such as rolled rows, needs no division.
+        if self.below(base, 2 * modulus):
+            return f"lib.index_wrapped({self.text(base)}, {self.text(modulus)})"
+        return f"{self.operand(base)} % {self.operand(modulus)}"
 
     _mod = _pythonmod
 
     def _modularindexing(self, base: sympy.Expr, divisor: sympy.Expr, modulus: sympy.Expr) -> str:
         if self.both_nonnegative(base, divisor, modulus):
-            quotient = (
-                self.operand(base)
-                if divisor == 1
-                else f"({self.operand(base)} // {self.operand(divisor)})"
-            )
-            return f"{quotient} % {self.operand(modulus)}"
+            return self._remainder(FloorDiv(base, divisor), modulus)
         quotient = self.text(base) if divisor == 1 else self._floordiv(base, divisor)
         return f"lib.index_remainder({quotient}, {self.text(modulus)})"
 

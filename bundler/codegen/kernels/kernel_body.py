@@ -498,7 +498,12 @@ class BodyWriter:
                 )
         ranges = self._space.ranges()
         kind = "tl.int64" if far else self._index_type
-        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
+        return index_text(
+            expr.xreplace(names),
+            nonnegative=ranges.nonnegative,
+            below=ranges.below,
+            index_type=kind,
+        )
 
     def _index_operand(self, value: Value) -> str:
         """Return a value as a part of an address, in the width of indices, since its product with
@@ -570,7 +575,7 @@ class BodyWriter:
             text = self._load_text(term, index, masks, other)
             text = f"tl.load({self.arguments.read(buffer)} + {text})"
         else:
-            self._policy(buffer, index, self._dimensions_of(term))  # counts what is read
+            self._policy(term, index)  # counts what is read
             text = self._tiles.load(self.arguments.read(buffer), tile, self._outer.lines)
         self.num_load += 1
         dtype = self._buffers[buffer].layout.dtype
@@ -598,7 +603,7 @@ class BodyWriter:
         ):
             plain = repr(other) if math.isfinite(other) else f"float('{other}')"
             parts.append(f"other={plain if other else '0.0'}")
-        policy = self._policy(term.details[0], index, used)
+        policy = self._policy(term, index)
         if policy:
             parts.append(f"eviction_policy='{policy}'")
         return ", ".join(parts)
@@ -607,11 +612,12 @@ class BodyWriter:
     def _index_type(self) -> str:
         return "tl.int64" if self._shape.wide else "tl.int32"
 
-    def _policy(self, buffer: str, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
+    def _policy(self, term: Term, index: sympy.Expr) -> str | None:
         """Return how long a loaded element should stay in the cache: long where it is read again,
         by other programs or lanes or later on.
         """
-        again = self._loaded_again.load(buffer)
+        buffer, _, values = term.details
+        again, used = self._loaded_again.load(buffer), self._dimensions_of(term)
         # The address does not move along some dimension: other programs, or lanes, read it too.
         if any(
             dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions
@@ -621,11 +627,21 @@ class BodyWriter:
             buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype)
         )
         # No dimension runs along memory here, so a line of the cache holds elements for other
-        # lanes.
+        # lanes; or the address moves along some parts of a dimension alone.
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
+        if not values and self._is_repeated(index):
+            return "evict_last"
         return None if self._space.reduced is None else again
+
+    def _is_repeated(self, index: sympy.Expr) -> bool:
+        """Whether an address without values comes again at other indices of some dimension."""
+        moving = index.free_symbols
+        return any(
+            sympy.prod(p.length for p in d.parts.values() if p.symbol in moving) != d.numel
+            for d in self._space.dimensions
+        )
 
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]

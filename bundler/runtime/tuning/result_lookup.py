@@ -44,7 +44,7 @@ from bundler.runtime.launch.drivers.driver import Driver, target_of
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.config_list import ListedConfigs, ignored_on, keywords_on
-from bundler.runtime.tuning.tuner import TuningOutcome
+from bundler.runtime.tuning.tuner import TuningOutcome, may_be_halved
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.directories import triton_cache_dir
@@ -178,8 +178,10 @@ class ResultLookup:
             config = self._table.find(self._name, parts["source"], parts["arguments"])
             if config is not None:
                 return Choice.of(_for_kernel(config, listed), "table", question.target)
-        # One config without refinement leaves nothing to look up, and no record would say more.
-        if len(listed.configs) == 1 and self._options.descent is None and not self._options.steps:
+        # One config that nothing changes leaves nothing to look up, and no record would say more.
+        options = self._options
+        changes = options.descent is not None or options.steps or len(listed.configs) > 1
+        if not changes and not may_be_halved(listed.configs[0], options):
             return Choice.of(listed.configs[0], "only", question.target)
         found = self._recorded(question)
         if isinstance(found, Miss) and self._results and self._options.reuse == "all":

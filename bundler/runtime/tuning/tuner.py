@@ -319,6 +319,25 @@ def _r_blocks(config: Config) -> dict[str, int]:
     }
 
 
+def _has_long_block(config: Config) -> bool:
+    """Whether a config reduces so many elements at once that half of them are a block, too."""
+    return config.dynamic_scale and math.prod(_r_blocks(config).values()) > _SMALLEST_R
+
+
+def may_be_halved(config: Config, options: TunerOptions) -> bool:
+    """Whether the tuner may give a config of a looped reduction a smaller block: it is known once
+    it is compiled.
+    """
+    space = options.space
+    return (
+        options.rescale
+        and options.kind == "reduction"
+        and not options.deterministic
+        and space.size_hints.get("x", 1) > config.kwargs.get("XBLOCK", 1)
+        and _has_long_block(config)
+    )
+
+
 def may_rescale(
     kind: str, size_hints: Mapping[str, int], device: Occupancy, *, deterministic: bool
 ) -> bool:
@@ -355,12 +374,7 @@ def rescaled(
         min_r: the smallest block of the first reduced axis (`R0_BLOCK`) allowed.
     """
     blocks = _r_blocks(config)
-    if (
-        registers is None
-        or not config.dynamic_scale
-        or math.prod(blocks.values()) <= _SMALLEST_R
-        or not blocks
-    ):
+    if registers is None or not _has_long_block(config):
         return None
     if registers <= device.registers // device.threads:
         return None
