@@ -85,7 +85,10 @@ class BodyWriter:
         atomic: whether it adds atomically.
         elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit
             floats.
+        loads_first: whether a loop's loads stand before what is computed of them.
     """
+
+    loads_first = True
 
     def __init__(
         self,
@@ -220,7 +223,23 @@ class BodyWriter:
         if loop.buffer in self._shape.removed:
             return  # its value is computed where it is read
         self._tell(item)
+        self._load(item.value)
         self._store(item, self._value(item.value, ()))
+
+    def _load(self, body: Term) -> None:
+        """Write the loads of a body whose addresses are known: a function with branches, as erf has
+        them, would keep the compiler from moving those behind it to the front.
+        """
+        seen, rest = {body}, [body] if self.loads_first else []
+        while rest:
+            term = rest.pop()
+            if self._known(term, ()) is not None:
+                continue
+            needed = [one for one in self._needed(term) if one not in seen]
+            if term.operator == "load" and not self._needed(term):
+                self._value(term, ())
+            seen.update(needed)
+            rest += reversed(needed)
 
     def _tell(self, item: PlacedLoop) -> None:
         """Write a comment in front of the lines of a loop."""
@@ -232,6 +251,7 @@ class BodyWriter:
     def _reduce(self, item: PlacedLoop) -> None:
         loop = item.loop
         self._tell(item)
+        self._load(item.value)
         value = self._value(item.value, ())
         self.num_reduction += 1
         scope = self._outer if self._inner is None else self._inner

@@ -140,6 +140,9 @@ def _is_whole(prefix: str, size: sympy.Expr) -> bool:
 class _AttentionBody(BodyWriter):
     """Writes the loops of a kernel of which one is attention."""
 
+    # Its registers hold a tile of sums until the last of them is stored.
+    loads_first = False
+
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
             super()._one(item)

@@ -192,6 +192,8 @@ _RIGHT = _Side(RIGHT_LANES, "x", "[R0_BLOCK, XBLOCK]")
 class _ProductBody(BodyWriter):
     """Writes the loops of a kernel of which one is a product."""
 
+    # Its registers hold a tile of sums until the last of them is stored.
+    loads_first = False
     # The operand that is written, and the variable that is summed up.
     _side: _Side | None = None
     _summed: sympy.Symbol
