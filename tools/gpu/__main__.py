@@ -20,7 +20,6 @@ PROGRAMS = (
     "moved",
     "monitor",
     "capture",
-    "generated",
     "torch-compile",
 )
 
