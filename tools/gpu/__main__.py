@@ -14,12 +14,9 @@ PROGRAMS = (
     "slim",
     "autotune",
     "export",
-    "occupancy",
     "launcher",
     "replay",
     "moved",
-    "monitor",
-    "capture",
     "torch-compile",
 )
 

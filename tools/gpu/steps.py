@@ -45,9 +45,7 @@ def step(
     return result
 
 
-def process(
-    module: str, *words: str, environment: dict[str, str], path: Path | None = None
-) -> dict[str, Any]:
+def process(module: str, *words: str, environment: dict[str, str]) -> dict[str, Any]:
     """Run a module in a process of its own; returns the JSON that it printed last, or what it said
     before it failed, as `error`.
 
@@ -55,10 +53,8 @@ def process(
         module: its full name.
         words: its arguments.
         environment: further variables.
-        path: a folder to put on its search path.
     """
-    search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
-    variables = {**os.environ, "PYTHONPATH": search, **environment}
+    variables = {**os.environ, "PYTHONPATH": python_path(), **environment}
     line = (sys.executable, "-m", module, *words)
     done = captured(*line, env=variables, timeout=TIMEOUT_S, cwd=ROOT)
     lines = done.stdout.strip().splitlines()
