@@ -17,7 +17,6 @@ has to find each and compile none.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import sys
 import tempfile
@@ -53,8 +52,7 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
     """
     rows: list[Row] = []
     figures: dict[str, Any] = {}
-    launches.build_extension(folder / "build")
-    os.environ["GPU_CHECK_BUILD"] = str(folder / "build")
+    launches.build_extensions()
     for name, part in PARTS.items():
         if name in parts:
             started = time.monotonic()

@@ -295,7 +295,6 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
-    # before the import below, which looks for the extension
     driver = launches.open_driver(launch_path)
     from bundler.runtime.launch.bundle_kernels import load
 

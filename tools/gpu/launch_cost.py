@@ -178,10 +178,9 @@ def us_of(run: Callable[[], None]) -> float:
 
 
 def _our_kernel(bundle: Any, path: str) -> Any:
-    driver = launches.open_driver(path)  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
-    return load(bundle, driver=driver)["add"]
+    return load(bundle, driver=launches.open_driver(path))["add"]
 
 
 def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[], None]:
