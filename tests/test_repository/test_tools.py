@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
         "fuzz",
         "gpu",
         "hip",
-        "releases",
         "servers",
         "shared_fs",
         "wheels",
