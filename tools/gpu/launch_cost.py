@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one launch costs the CPU, by every way that there is; tensors change from launch to launch.
 
-`check.py` calls `rows`.  Beside the ways stands what the steps of a launch cost alone: `python -m
-tools.bench page` puts them beside what whole launches take.
+`check.py` calls `rows`.  Beside the ways stands what the steps of a launch cost alone.
 """
 
 from __future__ import annotations
