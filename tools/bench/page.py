@@ -156,11 +156,8 @@ def _checks(title: str, name: str) -> Section:
 
 def _plain(title: str, about: str) -> Section:
     """Return what writes a section of rows alone."""
-    return lambda result: f"## {title}\n\n{about}\n{_beside(result['rows'])}"
-
-
-def _beside(rows: list[Result]) -> str:
-    return tables.of_rows(rows, work="what", figure="figure", peer="beside it", target="target")
+    head = {"work": "what", "figure": "figure", "peer": "beside it", "target": "target"}
+    return lambda result: f"## {title}\n\n{about}\n{tables.of_rows(result['rows'], **head)}"
 
 
 SECTIONS: tuple[tuple[str, Section], ...] = (

@@ -240,10 +240,10 @@ class Card:
         self.check(self.cuda.cuCtxSynchronize())
 
     @staticmethod
-    def check(status: int, what: str = "a call of CUDA") -> None:
+    def check(status: int) -> None:
         """Raise unless the driver did it."""
         if status:
-            raise RuntimeError(f"{what} failed with {status}")
+            raise RuntimeError(f"a call of CUDA failed with {status}")
 
     def _allocate(self, size: int) -> int:
         address = ctypes.c_uint64()
