@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bundler.compile.service import CompileService
+from bundler.format import wire
 from bundler.format.entries import Target
 from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.toolchain import identity
@@ -104,10 +105,8 @@ def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:
         if (reason := compiled.add_to(builder)) is not None:
             left_out[name] = reason
     join([builder], identity.environment()).save(result.with_suffix(".tbundle"))
-    with open(result.with_suffix(".jobs"), "wb") as file:
-        for job in trials.jobs.values():
-            data = job.to_bytes()
-            file.write(len(data).to_bytes(8, "little") + data)
+    jobs = wire.pack([job.to_bytes() for job in trials.jobs.values()])
+    result.with_suffix(".jobs").write_bytes(jobs)
     return left_out
 
 

@@ -134,18 +134,11 @@ def replay() -> dict[str, Any]:
     """Run the examples without any code of ours, counting hits and compiles with Triton's own
     listener.
     """
-    from triton import knobs
-
-    counts = {"hits": 0, "compiles": 0}
-
-    def listen(*, cache_hit: bool, **_: Any) -> None:
-        counts["hits" if cache_hit else "compiles"] += 1
-
-    knobs.compilation.listener = listen
+    listener = steps.Listener()
     result = run_examples()
     if "bundler" in sys.modules:
         raise RuntimeError("the replay must not import bundler")
-    return {**result, **counts}
+    return {**result, "hits": listener.hits, "compiles": listener.compiles}
 
 
 def run_examples() -> dict[str, Any]:

@@ -23,6 +23,20 @@ Step = Callable[..., dict[str, Any]]
 TIMEOUT_S = 500
 
 
+class Listener:
+    """Counts what Triton's own listener hears from now on: kernels that were found, and compiled."""
+
+    def __init__(self) -> None:
+        from triton import knobs
+
+        self.hits = self.compiles = 0
+        knobs.compilation.listener = self._hear
+
+    def _hear(self, *, cache_hit: bool, **_: Any) -> None:
+        self.hits += cache_hit
+        self.compiles += not cache_hit
+
+
 def step(
     program: str, folder: Path, name: str, *words: str, cache: Path, refuse_ptxas: bool = False
 ) -> dict[str, Any]:
