@@ -101,8 +101,27 @@ dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, 
 	.venv-dist/bin/python -m tools.wheels release dist --once $(ARGS)
 	.venv-dist/bin/python -m tools.wheels trial dist $(ARGS)
 
-release: .venv-dist/.ready ## all of a release but the upload, which it names; ARGS=--dry-run goes on without a tag
-	.venv-dist/bin/python -m tools.wheels prepare dist $(ARGS)
+# make release KEY=release.key signs the digests; DRY_RUN=1 only says what the commit, or a text, lacks; GATE= leaves the gate out, when it
+# passed for this commit. The first line that fails ends it.
+KEY ?=
+DRY_RUN ?=
+GATE ?= .ci/run
+VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' bundler/project.py)
+asked = $(if $(DRY_RUN),-)
+needs-minisign = command -v minisign >/dev/null || { echo "make: KEY needs minisign, which is not installed" >&2; exit 1; }
+
+release: .venv-dist/.ready ## all of a release but the upload, which it names; DRY_RUN=1 goes on without a tag
+	$(if $(KEY),@$(needs-minisign))
+	$(asked)@git tag --points-at HEAD | grep -qx "v$(VERSION)" || { echo "make: the commit has not the tag v$(VERSION)" >&2; exit 1; }
+	$(asked)@test -z "$$(git status --porcelain)" || { \
+	  echo "make: there are changes that are not committed, so they would not be in the release" >&2; exit 1; }
+	$(asked).venv-dist/bin/python -m tools.wheels texts --tag "v$(VERSION)"
+	$(GATE)
+	.venv-dist/bin/python -m tools.wheels release dist
+	.venv-dist/bin/python -m tools.wheels trial dist
+	cd dist && sha256sum --check --quiet SHA256SUMS
+	$(if $(KEY),minisign -S -s $(KEY) -m dist/SHA256SUMS,@echo "make: nothing is signed, since no KEY was given")
+	@echo "make: the upload of v$(VERSION), not done: python -m twine upload" dist/*.whl dist/*.tar.gz
 
 clean: ## remove everything that make made
 	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info

@@ -16,7 +16,6 @@ while a module is imported does not.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import json
@@ -30,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from tools.shared import example_kernels
+from tools.shared import example_kernels, programs
 from tools.shared.processes import ROOT, output
 
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
@@ -86,20 +85,20 @@ class Journey:
             self._found["classes"][f"{kind.__module__}.{kind.__qualname__}"] = None
 
 
-def _restore(folder: Path) -> Found:
+def _restore(folder: str) -> Found:
     """Two kernels of a bundle file, into an empty directory."""
     import bundler
 
-    two, path = bundler.Bundle.load(BUNDLE).select(target="cuda:90"), folder / "two.tbundle"
+    two, path = bundler.Bundle.load(BUNDLE).select(target="cuda:90"), f"{folder}/two.tbundle"
     two.save(path)
     with Journey() as journey:
-        report = bundler.restore(path, folder / "cache", only="all")
+        report = bundler.restore(path, f"{folder}/cache", only="all")
     if len(report.restored) != len(two.kernels) or len(two.kernels) != _TWO:
         raise RuntimeError(f"expected {_TWO} kernels, {report}")
     return journey.found
 
 
-def _found_in(folder: Path, *, warm: bool) -> Found:
+def _found_in(folder: str, *, warm: bool) -> Found:
     """A kernel that Triton asks for: in its own directory where that is warm, else in a store."""
     from triton import knobs
     from triton.compiler import compiler
@@ -108,12 +107,12 @@ def _found_in(folder: Path, *, warm: bool) -> Found:
 
     kernels, store = example_kernels.load(), f"file://{folder}/store"
     name, other = list(kernels.RECIPES)[:2]
-    knobs.cache.dir = str(folder / "first")
+    knobs.cache.dir = f"{folder}/first"
     with bundler.session(store, "journey"):
         for one in (name, other):
             kernels.compile_one(one, "cuda:90")
     make, journey = compiler.get_cache_manager, Journey()
-    knobs.cache.dir = str(folder / ("first" if warm else "second"))
+    knobs.cache.dir = f"{folder}/{'first' if warm else 'second'}"
     asked: list[bool] = []
 
     def noted(*arguments: Any, **more: Any) -> Any:
@@ -139,7 +138,7 @@ def _found_in(folder: Path, *, warm: bool) -> Found:
     return journey.found
 
 
-JOURNEYS: dict[str, Callable[[Path], Found]] = {
+JOURNEYS: dict[str, Callable[[str], Found]] = {
     "restore": _restore,
     "hit": lambda folder: _found_in(folder, warm=False),
     "triton": lambda folder: _found_in(folder, warm=True),
@@ -150,7 +149,7 @@ def journey(name: str) -> Found:
     """Return what a journey goes through, made in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="journey.") as folder:
         environment = {"XDG_CACHE_HOME": folder, "PYTHONWARNINGS": "ignore"}
-        answer = output("tools.journey", "--here", name, folder, environment=environment)
+        answer = output("tools.journey", "--step", name, folder, environment=environment)
     found: Found = json.loads(answer.splitlines()[-1])
     return found
 
@@ -183,19 +182,15 @@ def lines() -> Counter[str]:
 
 def main() -> int:
     """Count what the command line asks for."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    if programs.run_step(JOURNEYS):
+        return 0
+    parser = programs.parser(
+        __doc__,
+        lines=(False, "lines of code by room"),
+        check=(False, "exit 1 when a journey is too long"),
     )
     parser.add_argument("--names", choices=JOURNEYS, help="the names of one journey")
-    parser.add_argument("--lines", action="store_true", help="lines of code by room")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a journey is too long")
-    parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.here:
-        name, folder = options.here
-        print(json.dumps(JOURNEYS[name](Path(folder))))
-        return 0
     if options.lines:
         return _show_lines()
     if options.names:

@@ -305,8 +305,11 @@ def test_bad_targets_and_properties_are_refused(torch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
-@pytest.mark.parametrize(("library", "group"), [("liger_kernel", "liger"), ("fla", "fla")])
-def test_libraries_are_captured(torch, library, group, monkeypatch):
+@pytest.mark.parametrize(
+    ("library", "group", "least"),
+    [("liger_kernel", "liger", 100), ("fla", "fla", 100), ("fla", "varlen", 10)],
+)
+def test_libraries_are_captured(torch, library, group, least, monkeypatch):
     """Each operator of the workload of tools runs under capture, forward and backward, and launches
     kernels.
     """
@@ -317,7 +320,7 @@ def test_libraries_are_captured(torch, library, group, monkeypatch):
         import library_calls
 
         happened = {
-            name: library_calls._called(call) for name, call in library_calls.GROUPS[group]()
+            name: library_calls.happened(call) for name, call in library_calls.GROUPS[group]()
         }
     # FLA itself refuses what Triton before 3.7.1 computes wrongly on this GPU.
     assert {
@@ -325,4 +328,4 @@ def test_libraries_are_captured(torch, library, group, monkeypatch):
         for name, said in happened.items()
         if said != "fine" and "incorrect results" not in said
     } == {}
-    assert capture.report.kernels > 100
+    assert capture.report.kernels > least

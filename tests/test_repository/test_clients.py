@@ -113,7 +113,6 @@ def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
         "left_out": {},
         "refused": {"m:k": "no /x/m.py or /usr/lib/site-packages/triton/x.py"},
         "unfinished": {"m:l": "why"},
-        "captured": 0,
     }
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "fla-cuda-90.json").write_text(json.dumps(told))
@@ -150,8 +149,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def _compiled(run_tool, folder, client, *options, result="result"):
-    path = folder / result / f"{client}.json"
+def _compiled(run_tool, folder, client, *options):
+    path = folder / "result" / f"{client}.json"
     done = run_tool(
         "clients compile",
         client,
@@ -178,9 +177,7 @@ def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
     """150 in all: compiled, bundled, restored to another path; another process, whose ptxas
     refuses, finds each under its key.
     """
-    told, path = _compiled(
-        run_tool, folder, client, "--part", *parts, "--wanted", wanted, "--guesses", 1
-    )
+    told, path = _compiled(run_tool, folder, client, "--part", *parts, "--wanted", wanted)
     assert (told["compiled"] >= wanted, told["left_out"]) == (True, {}), told
     done = run_tool("clients restore", path, "--folder", folder, timeout=_PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -193,24 +190,3 @@ def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
         "ptxas_calls": 0,
         "failed": {},
     }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(_PATIENCE_S)
-def test_captured_launches_take_the_place_of_guesses(run_tool, folder):
-    """A bundle of launches, as a capture makes one, gives the calls: the same kernels come out."""
-    guessed, path = _compiled(run_tool, folder, "conch", "--wanted", 20, "--guesses", 1)
-    captured, _ = _compiled(
-        run_tool,
-        folder,
-        "conch",
-        "--wanted",
-        20,
-        "--guesses",
-        2,
-        "--captured",
-        path.with_suffix(".tbundle"),
-        result="captured",
-    )
-    assert captured["captured"] >= 15
-    assert captured["compiled"] >= guessed["compiled"]

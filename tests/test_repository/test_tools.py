@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs in tools/ run, and the pages they make agree with the results in the repository."""
 
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tools.bench import fresh, page
+from tools.shared import measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
         "fuzz",
         "gpu",
         "hip",
-        "releases",
         "servers",
         "shared_fs",
         "wheels",
@@ -99,9 +101,7 @@ def test_the_benchmark_runs(quick):
 
 @pytest.mark.slow
 def test_the_result_has_its_facts_and_samples(quick):
-    """The result names machine, versions and commit, and holds each sample, the profiles and every
-    promised row.
-    """
+    """The result names machine, versions and commit, and holds each sample and every promised row."""
     _, results, _ = quick
     result = results["bench-bundle"]
     assert {
@@ -112,12 +112,10 @@ def test_the_result_has_its_facts_and_samples(quick):
         "rounds",
         "tar",
         "places",
-        "profile",
         "rows",
     } <= set(result)
     assert {"python", "triton", "torch", "zstandard"} <= set(result["versions"])
     assert {"_kernel_writer", "_kernel_reader"} <= set(result["machine"]["extensions"])
-    assert "store hit" in results["bench-basics"]["profile"]
     for samples in result["places"].values():
         assert {len(found) for found in samples.values()} == {result["rounds"]}
         assert (
@@ -130,7 +128,6 @@ def test_the_result_has_its_facts_and_samples(quick):
             == set(samples["torch load: kernels"])
             == {result["kernels"]}
         )
-    assert set(result["profile"]) == {"restore", "restore launch", "collect", "push", "fresh"}
     rows = " ".join(row["work"] for row in result["rows"])
     for words in (
         "restore everything",
@@ -299,53 +296,26 @@ def test_the_page_in_the_repository_is_not_stale(run_tool):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_page_says_what_launches_on_a_gpu_go_into():
-    """Phases of first launches in the order of time, steps with what is left of a launch, and both
-    behind a missed target.
-    """
-    from tools.bench import page
-
-    ours, limit = page.WAYS["handle"], page.LIMIT
-    cost = {
-        "samples_us": {
-            limit: [3.0, 3.1],
-            ours: [3.4, 3.5],
-            page.WAYS["dispatcher"]: [4.0, 4.1],
-        },
-        "steps_ns": {
-            "handle": {"lock": 70.0, "addresses": 130.0},
-            "dispatcher": {"lock": 70.0},
-            "before": {"methods": 208.0},
-        },
-    }
-    phases = {
-        "bare": [{"read": 1.0, "cuModuleLoadData": 2.0}],
-        "compiled": [
-            {"launch": 5.0, "load: manifest": 7.0},
-            {"launch": 5.0, "load: manifest": 9.0},
-        ],
-        "ctypes": [{"launch": 6.0}],
-    }
-    result = {"figures": {"first": {"phases_us": phases}, "cost": cost}}
-    found = page.launch_tables(result)
-    lines = [line for line in found.splitlines() if line.startswith("| ")]
-    assert lines[2:7] == [
-        "| load: manifest |  | 8.0 |  |",
-        "| read | 1.0 |  |  |",
-        "| driver: cuModuleLoadData | 2.0 |  |  |",
-        "| launch |  | 5.0 | 6.0 |",
-        "| **all** | **3.0** | **13.0** | **6.0** |",
+def test_a_missed_row_says_by_how_much_it_is_missed():
+    """Above a limit or below one; what has no figure says what was found."""
+    rows = [
+        measurement.row("slow", 3.0, "ms", most=2.0),
+        measurement.row("small", 3.0, "x", least=4.0),
+        measurement.row("fine", 1.0, "ms", most=2.0),
+        measurement.check("bits", False, "other bits"),
     ]
-    assert "| the rest: packing, comparing, cold caches | 200 |" in lines
-    assert "| **all, above the C loop** | **400** |" in lines
-    missed = page.why_launches({"check": f"CPU cost of a launch: {ours}"}, result)
-    assert missed == ". Of 400 ns above the C loop, alone: lock 70, addresses 130."
-    first = page.why_launches(
-        {"check": "first launches of 150 kernels: compiled extension"}, result
-    )
-    assert first == ". Microseconds a kernel: launch 5, load: manifest 8."
-    assert page.why_launches({"check": "another"}, result) == ""
-    assert page.launch_tables({"figures": {}}) == ""
+    assert page.not_reached({"rows": rows}) == [
+        "**slow**: 3 ms, at most 2 ms: 50 % off.",
+        "**small**: 3 x, at least 4 x: 25 % off.",
+        "bits: other bits",
+    ]
+
+
+def test_without_cryptography_the_benchmark_leaves_its_rows_out(monkeypatch, capsys):
+    """A machine for GPUs has no such package; all other rows are measured there."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert fresh.signature_cost(1) == []
+    assert "cryptography" in capsys.readouterr().err
 
 
 def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):

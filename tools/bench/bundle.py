@@ -22,19 +22,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tools.bench.floors import concluded
-from tools.bench.fresh import FRESH_BUNDLE, first_restore, fresh_steps, imports, signature_cost
+from tools.bench.fresh import first_restore, imports, signature_cost
 from tools.bench.hits import hits
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
-from tools.bench.sides import Samples, Side, arguments, sides, working_folder
+from tools.bench.sides import Samples, Side, arguments, concluded, sides, working_folder
 from tools.shared import example_kernels, measurement
 from tools.shared.kernel_variants import cache_of
-from tools.shared.measurement import differences, median, medians, ratio_row, row, shown
+from tools.shared.measurement import differences, median, ratio_row, row, shown
 from tools.shared.processes import ROOT
 
 KERNELS, ROUNDS = (1000, 12), (7, 1)
-BASIC_ROUNDS, MEMORY_ROUNDS, PROFILES = 15, 3, 3
+BASIC_ROUNDS, MEMORY_ROUNDS = 15, 3
 CORPUS = ROOT.parent / "shared" / "corpus"
 
 # Side, job, what it is called, arguments after the cache and the folder of the round.
@@ -65,12 +64,10 @@ def main() -> int:
     options = arguments(__doc__, KERNELS, ROUNDS)
     kernels, rounds, keep = options.kernels, options.rounds, options.keep
     cache = cache_of(kernels, keep)
-    few, profiled = (2, 1) if options.quick else (None, PROFILES)
-    missed = concluded("bench-basics", basics(few or BASIC_ROUNDS), options)
+    few = 2 if options.quick else None
+    missed = concluded("bench-basics", {"rows": basics(few or BASIC_ROUNDS)}, options)
 
     places: dict[str, Samples] = {}
-    profile: dict[str, dict[str, float]] = {}
-    floor: dict[str, dict[str, float]] = {}
     for place, parent in directories(keep):
         with (
             working_folder(parent) as work,
@@ -78,17 +75,11 @@ def main() -> int:
                 ours=("bundler",), torch=("torch._inductor.triton_bundler",), plain=()
             ) as serving,
         ):
-            planted = plant(cache, work / "cache")
-            places[place] = measure(planted, work, serving, rounds)
-            if not profile:
-                profile = profiles(planted, work, serving["ours"], profiled)
-                floor = floors_of(work, serving["ours"], profiled)
+            places[place] = measure(plant(cache, work / "cache"), work, serving, rounds)
     with working_folder(measurement.fast_directory()) as work:
-        fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
-        profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
         rows = [
             *_bundle_rows(places, kernels),
-            fresh,
+            first_restore(cache, work, kernels, few or BASIC_ROUNDS),
             *(line for name, top in real_caches(work) for line in _corpus_rows(name, top)),
             *memory(cache, work, few or MEMORY_ROUNDS),
         ]
@@ -97,8 +88,6 @@ def main() -> int:
         "rounds": rounds,
         "tar": "the programs tar and zstd" if tar_program() else "Python's tarfile and zstandard",
         "places": places,
-        "profile": profile,
-        "floor": floor,
         "rows": rows,
     }
     return concluded("bench-bundle", result, options) or missed
@@ -140,41 +129,6 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
             measurement.settle()
         shutil.rmtree(work / "store")
     return samples
-
-
-def stepped(side: Side, job: str, *given: object, into: Path, rounds: int) -> dict[str, float]:
-    """Return the seconds of each step of a job, medians; it may fill a directory."""
-    found = []
-    for _ in range(rounds):
-        found.append(side.do(job, *given))
-        shutil.rmtree(into, ignore_errors=True)
-    return medians(found)
-
-
-def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step, alone: of restores of everything and of the launch set, a
-    collect, a push again.
-    """
-    bundle, out, store = work / "bundle", work / "out", work / "store"
-    jobs: dict[str, tuple[str, tuple[object, ...], Path]] = {
-        "restore": ("restore_steps", (bundle, out, "all"), out),
-        "restore launch": ("restore_steps", (bundle, out, "launch"), out),
-        "collect": ("collect_steps", (cache,), out),
-        "push": ("push_steps", (f"file://{store}", bundle), store),
-    }
-    return {
-        name: stepped(side, job, *given, into=into, rounds=rounds)
-        for name, (job, given, into) in jobs.items()
-    }
-
-
-def floors_of(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of the bare steps of a restore of everything, and of the launch set."""
-    bundle, out = work / "bundle", work / "out"
-    return {
-        what: stepped(side, "bare_steps", bundle, out, what, into=out, rounds=rounds)
-        for what in ("all", "launch")
-    }
 
 
 def real_caches(into: Path) -> Iterator[tuple[str, Path]]:
@@ -303,13 +257,11 @@ def _corpus_rows(name: str, cache: Path) -> list[dict[str, Any]]:
     ]
 
 
-def basics(rounds: int) -> dict[str, Any]:
-    """Return the rows of all, and by name the seconds of each step of what has steps."""
+def basics(rounds: int) -> list[dict[str, Any]]:
+    """Return what a process pays that has us."""
     with working_folder(measurement.fast_directory()) as folder:
-        found, hit = hits(folder, rounds)
-        signatures, judging = signature_cost(rounds)
-        rows = [*imports(rounds), *found, recording_cost(rounds), *signatures]
-    return {"rows": rows, "profile": {"store hit": hit} | ({"judging": judging} if judging else {})}
+        found = hits(folder, rounds)
+    return [*imports(rounds), *found, recording_cost(rounds), *signature_cost(rounds)]
 
 
 def recording_cost(rounds: int) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import tables
-from tools.bench.floors import concluded
 from tools.bench.jobs import aws_environment
-from tools.bench.sides import Samples, Turn, arguments, sides, take_turns, working_folder
+from tools.bench.sides import Samples, Turn, arguments, concluded, sides, take_turns, working_folder
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.measurement import median, ratio_row, shown, table

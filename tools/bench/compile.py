@@ -18,8 +18,7 @@ from typing import Any
 
 from tools.bench import compile_sides
 from tools.bench.compile_sides import WORKERS
-from tools.bench.floors import concluded
-from tools.bench.sides import arguments, working_folder
+from tools.bench.sides import arguments, concluded, working_folder
 from tools.shared import measurement
 from tools.shared.measurement import median, medians, ratios, row, shown
 from tools.shared.processes import answer

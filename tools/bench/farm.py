@@ -29,8 +29,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench.floors import concluded
-from tools.bench.sides import working_folder
+from tools.bench.sides import concluded, working_folder
 from tools.shared import measurement, programs
 from tools.shared.processes import ROOT, captured, command
 

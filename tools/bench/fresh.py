@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import jobs
-from tools.bench.floors import concluded
-from tools.bench.sides import Samples, arguments, working_folder
+from tools.bench.sides import Samples, arguments, concluded, working_folder
 from tools.shared import measurement, programs
 from tools.shared.kernel_variants import cache_of
-from tools.shared.measurement import differences, median, medians, row
+from tools.shared.measurement import differences, median, row
 from tools.shared.processes import ROOT, output, python_path
 
 IMPORT_TARGET_MS = 60.0
@@ -37,7 +36,6 @@ PLUGIN_TARGET_MS = 60.0
 RESTORE_TARGET_MS = 110.0
 KERNELS = 300
 ROUNDS = 15
-FRESH_BUNDLE = "fresh.tbundle"
 _STEP = "tools.bench.fresh", "--step"
 _BARE = "pass"
 _TRITON = "import triton.knobs, triton.runtime.cache"
@@ -49,31 +47,6 @@ with bundler.Bundle.load(sys.argv[1]) as bundle:
     report = bundler.restore(bundle, sys.argv[2], "launch")
 assert len(report.restored) == int(sys.argv[3]), report
 """
-# It imports nothing that a restore would have to import itself, and prints what `json` reads.
-_STEPS_CODE = """
-import sys, time
-laps, since = [], time.perf_counter()
-def lap():
-    global since
-    laps.append(time.perf_counter() - since)
-    since = time.perf_counter()
-import msgspec
-lap()
-import bundler
-bundler.Bundle, bundler.restore
-lap()
-with bundler.Bundle.load(sys.argv[1]) as bundle:
-    lap()
-    bundler.restore(bundle, sys.argv[2], "launch")
-    lap()
-print(laps)
-"""
-_STEPS = (
-    "msgspec: import it, and what it needs of the standard library",
-    "modules: import ours, and what else they need",
-    "load: open the bundle, check the manifest",
-    "restore: decode, check, write",
-)
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
 JUDGING_TARGET_MS = 20.0
 # CPU time: a clock on the wall says more about the other programs of this machine than about
@@ -92,34 +65,6 @@ for number in range(4):
     assert bundler.restore(sys.argv[1], f"{sys.argv[2]}/{number}", only="all").signatures
 print(json.dumps(spent))
 """
-# The same, step by step; what the first judgement imports is imported before it.
-_JUDGING_STEPS_CODE = """
-import json, sys, time, bundler
-from bundler.lifecycle import restoration
-real, laps = restoration.admit, []
-def admit(*given):
-    began = time.process_time()
-    def lap():
-        nonlocal began
-        laps.append(time.process_time() - began)
-        began = time.process_time()
-    import bundler.trust.signature_policy
-    lap()
-    from bundler.trust import ed25519
-    ed25519.verifies(bytes(range(32)), bytes(64), b"")
-    lap()
-    admission = real(*given)
-    lap()
-    return admission
-restoration.admit = admit
-assert bundler.restore(sys.argv[1], sys.argv[2], only="all").signatures
-print(json.dumps(laps))
-"""
-_JUDGING_STEPS = (
-    "modules: import ours",
-    "cryptography: import it, verify once",
-    "judge: read settings and keys, decode what was signed, verify",
-)
 
 
 def imports(rounds: int) -> list[dict[str, Any]]:
@@ -138,7 +83,7 @@ def imports(rounds: int) -> list[dict[str, Any]]:
 def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[str, Any]:
     """Return what a new process pays for its first restore, of a launch set, imports and all."""
     number = min(KERNELS, kernels)
-    bundle, into = work / FRESH_BUNDLE, work / "fresh"
+    bundle, into = work / "fresh.tbundle", work / "fresh"
     output(*_STEP, "make", str(cache), str(bundle), str(number), environment={})
     done = f"import, load, restore the launch set of {number} kernels"
     name = f"fresh process: {done} (above a bare interpreter)"
@@ -167,22 +112,9 @@ def beside_torch(cache: Path, work: Path, ours: Samples, kernels: int) -> dict[s
     )
 
 
-def fresh_steps(bundle: Path, into: Path, rounds: int) -> dict[str, float]:
-    """What each step takes of the first restore of a new process, medians."""
-    found: list[dict[str, float]] = []
-    programs = (_BARE,), (_STEPS_CODE, str(bundle), str(into))
-    for (bare, _), (whole, said) in interpreters(rounds, *programs, into=into):
-        laps: list[float] = json.loads(said)
-        steps = dict(zip(_STEPS, laps, strict=True))
-        found.append(steps | {"end: take the interpreter down": whole - bare - sum(laps)})
-    shutil.rmtree(into, ignore_errors=True)
-    return medians(found)
-
-
-def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return what judging a signature adds to a restore, the first of a process and later ones, and
-    the seconds of each step of the first judgement; none where the package `cryptography` is
-    missing, which signs.
+def signature_cost(rounds: int) -> list[dict[str, Any]]:
+    """Return what judging a signature adds to a restore, the first of a process and later ones;
+    nothing where the package `cryptography` is missing, which signs.
     """
     if importlib.util.find_spec("cryptography") is None:
         print(
@@ -190,7 +122,7 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
             " not measured",
             file=sys.stderr,
         )
-        return [], {}
+        return []
     import bundler
     from bundler.trust.trusted_keys import TrustedKey, write_key
 
@@ -202,23 +134,17 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
         settings = {"SIGNATURES": "require", "KEYS": f"{folder}/keys", "LOCAL": f"{folder}/local"}
         variables = {f"TRITON_BUNDLER_{name}": value for name, value in settings.items()}
         into = folder / "into"
-        programs = [(code, str(signed), str(into)) for code in (_JUDGING, _JUDGING_STEPS_CODE)]
-        said = [
-            [json.loads(text) for _, text in found]
-            for found in interpreters(rounds, *programs, into=into, **variables)
-        ]
-    first, later = (
-        [whole[0] for whole, _ in said],
-        [time for whole, _ in said for time in whole[1:]],
-    )
-    rows = [
+        program = (_JUDGING, str(signed), str(into))
+        found = interpreters(rounds, program, into=into, **variables)
+        said = [json.loads(text) for ((_, text),) in found]
+    first, later = [one[0] for one in said], [time for one in said for time in one[1:]]
+    return [
         row(f"judging a signature, {which} (CPU)", median(found), "ms", most=most, samples=found)
         for which, found, most in (
             ("first restore of a process", first, JUDGING_TARGET_MS),
             ("later restores", later, None),
         )
     ]
-    return rows, medians([dict(zip(_JUDGING_STEPS, laps, strict=True)) for _, laps in said])
 
 
 def _row(

@@ -23,13 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.bench import floors, sides, step_profiles
-from tools.bench.sides import TAG, Watch, read_cache
+from tools.bench import sides
+from tools.bench.sides import TAG, Watch
+from tools.shared.redis_server import admin_of
 
 if TYPE_CHECKING:
     from bundler.format.bundle import Keep
 
 TAR_LEVEL = 3
+LAUNCH_SUFFIXES = (".cubin", ".json")
+# So many GETs before their answers are read.
+PIPELINED = 512
 
 
 def serve(*words: str) -> None:
@@ -162,6 +166,20 @@ def write_loop(cache: str, into: str, keep: Keep) -> dict[str, float]:
     return {**watch.seconds, "bytes": size, "files": sum(map(len, kernels.values()))}
 
 
+def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
+    """Return kernel key -> file name -> bytes."""
+    found: dict[str, dict[str, bytes]] = {}
+    for key in sorted(os.listdir(cache)):
+        folder = Path(cache, key)
+        names = sorted(os.listdir(folder))
+        found[key] = {
+            n: (folder / n).read_bytes()
+            for n in names
+            if keep == "all" or n.endswith(LAUNCH_SUFFIXES)
+        }
+    return found
+
+
 def tar_zstd(cache: str, file: str) -> dict[str, float]:
     """Pack a cache directory as a user would without us."""
     watch = Watch()
@@ -274,9 +292,14 @@ def _metadata(files: dict[str, bytes]) -> str:
 
 def gets(address: str, names: str) -> dict[str, float]:
     """The limit: fetch values whose names are known, pipelined, and do nothing with them."""
-    keys = Path(names).read_text().split()
+    keys, size = Path(names).read_text().split(), 0
     watch = Watch()
-    size = sum(map(len, floors.pipelined(address, keys)))
+    with admin_of(address) as client:
+        for start in range(0, len(keys), PIPELINED):
+            with client.pipeline(transaction=False) as pipeline:
+                for key in keys[start : start + PIPELINED]:
+                    pipeline.get(key)
+                size += sum(map(len, pipeline.execute()))
     watch.lap("get")
     return {**watch.seconds, "bytes": size}
 
@@ -332,13 +355,7 @@ _THEIRS = (
     fetch,
     aws,
 )
-_STEPS = (
-    *(step_profiles.restore_steps, step_profiles.collect_steps, step_profiles.push_steps),
-    *(step_profiles.start_steps, floors.bare_steps, floors.bare_start),
-)
-JOBS: dict[str, Callable[..., dict[str, float]]] = {
-    job.__name__: job for job in (*_OURS, *_THEIRS, *_STEPS)
-}
+JOBS: dict[str, Callable[..., dict[str, float]]] = {job.__name__: job for job in (*_OURS, *_THEIRS)}
 
 if __name__ == "__main__":
     serve(*sys.argv[1:])

@@ -4,26 +4,22 @@
 python -m tools.bench page            write the page
 python -m tools.bench page --check    exit 1 when the page is not what the results give
 
-The page names every missed target itself: by how much, and why, with what its time or memory
-consists of where the result has that.  A reason belongs to the rows of one result that it names,
-and to no others: a row that nobody has explained stands there without a word.  `python -m
-tools.bench bundle --check` is what fails on them.
+The page names every missed target itself, and by how much.  `python -m tools.bench bundle --check`
+is what fails on them.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tools.bench import cloud, floors, remote, scale, tables
-from tools.bench.tables import of_steps
+from tools.bench import cloud, remote, scale, tables
 from tools.clients import table as clients_table
 from tools.codegen import bench_rows, mission, random_graphs
 from tools.shared import measurement, programs
-from tools.shared.measurement import differences, median, medians, shown, table, target
+from tools.shared.measurement import median, shown, table, target
 from tools.shared.processes import ROOT
 
 Result = dict[str, Any]
@@ -73,136 +69,6 @@ MEMORY = """Peak of a process that does nothing but restore, above an interprete
 """
 STAGES = """Where the workers' time goes, all {kernels} kernels together, by stage of Triton's compiler:
 """
-STEPS = {
-    "restore": (
-        "A restore of everything, step by step, each alone and in one thread. The reader is one"
-        " thread, since its steps need the interpreter; but it decompresses a frame a thread where"
-        " there are processors to spare, two from four processors on and four from eight. The"
-        " writers are as many as there are processors, up to eight. A driver is asked for its GPUs"
-        " in another thread, while the reader reads what it may be able to use. So no restore is"
-        " faster than the reader's steps, nor than all steps after loading divided by the number of"
-        " processors:"
-    ),
-    "restore launch": "A restore of the launch set, likewise:",
-    "collect": (
-        "Collecting and saving, step by step, each alone, and in one thread but for compression."
-        " Threads read and hash while another one checks and makes the entries; so collecting is no"
-        " faster than these two steps, nor than the first four divided by the number of processors:"
-    ),
-    "push": "A push when the store has everything, step by step, each alone:",
-    "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
-}
-BASICS = {
-    "store hit": (
-        "A hit in a store in a directory, without a tag, step by step, under clocks, which cost"
-        " some microseconds themselves:"
-    ),
-    "judging": "The first signature that a process judges, step by step, CPU time:",
-}
-# The columns of the table of phases: name in the result -> heading.
-PATHS = {"bare": "bare loop", "compiled": "ours, compiled", "ctypes": "ours, pure Python"}
-# The ways whose steps are measured: name in the result -> words in the name of the row.
-WAYS = {
-    "handle": "ours by handle, compiled extension",
-    "dispatcher": "ours by dispatcher, compiled extension",
-}
-# What comes first in the time of a process stands first.
-ORDER = ("load", "choose", "read", "plan", "driver", "launch", "synchronize")
-LIMIT = "C loop around cuLaunchKernel"
-FIRST = "first launches of"
-
-
-class Reason(NamedTuple):
-    """Why rows are missed.
-
-    Attributes:
-        work: the name of the row, as a pattern of shells.
-        profile: which steps of the result are its; empty for none.
-        words: what they show.
-    """
-
-    work: str
-    profile: str
-    words: str
-
-
-_KERNELS_ALIKE = (
-    "it is the same work for each kernel as for everything, and a third of the writing: a kernel's"
-    " two files, its group file, one directory and one rename."
-)
-_TORCH = (
-    "torch writes the same files with the same calls, and the write loop, which both sides pay, is"
-    " most of its time; we also parse a manifest, hash every byte, and rename every directory."
-)
-_BUNDLE = (
-    Reason(
-        "*: restore everything, digests verified",
-        "restore",
-        "one thread finds the files and checks metadata, and decodes frames with up to three"
-        " others, while more of them hash and write; where there are two processors, they share all"
-        " of it, and where there are many, nothing is faster than that one thread.",
-    ),
-    Reason("*: restore the launch set", "restore launch", _KERNELS_ALIKE),
-    Reason("*: load and restore everything: how much faster", "restore", _TORCH),
-    Reason(
-        "*: load and restore the launch set: how much faster",
-        "restore launch",
-        f"{_TORCH} For the launch set {_KERNELS_ALIKE}",
-    ),
-    Reason(
-        "fresh process: *",
-        "fresh",
-        "most of it is imports: msgspec brings half of the standard library's typing tools with it,"
-        " then our own modules, then the restore itself.",
-    ),
-    Reason(
-        "*: push again, *",
-        "push",
-        "every unit is marked as in use, and read and compared with its digest, so that the push"
-        " mends what was lost or damaged.",
-    ),
-    Reason(
-        "*: collect and save",
-        "collect",
-        "tar only copies bytes; we read every file, check that the kernel is whole and from one"
-        " compile, hash it, take paths out of its metadata, and compress at level 9, to a quarter"
-        " of tar's size.",
-    ),
-    Reason(
-        "restore * times the kernels: peak memory",
-        "",
-        "the manifest is in memory: digests, names and launch facts of every kernel. The files are"
-        " not, whose bytes grow seven times as fast.",
-    ),
-)
-_REMOTE = (
-    "five or six exchanges with the server, and what our own process does, of which one thread does"
-    " all but marks and writers."
-)
-#: By the name of the result's file.
-REASONS: dict[str, tuple[Reason, ...]] = {
-    "bench-basics": (
-        Reason(
-            "a hit in a store in a directory, *",
-            "store hit",
-            "the record and the units of the kernel are read from files of their own, compared with"
-            " their digests, decompressed, decoded and marked as in use, before the files are"
-            " checked and written.",
-        ),
-        Reason(
-            "judging a signature, first *",
-            "judging",
-            "our modules and the package cryptography are imported; the rest is what each judgement"
-            " takes.",
-        ),
-    ),
-    "bench-bundle": _BUNDLE,
-    "bench-bundle-16-cores": _BUNDLE,
-    "bench-remote": (
-        Reason("*: restore everything*", "start all", _REMOTE),
-        Reason("*: restore the launch set*", "start", _REMOTE),
-    ),
-}
 
 
 def main() -> int:
@@ -226,24 +92,19 @@ def page(results: Path) -> str:
             result = json.loads(path.read_text())
             parts.append(f"{section(result)}\n{_provenance(result, path)}\n")
             where = f"{result['machine']['cores']} cores: " if name.endswith("-cores") else ""
-            missed += [f"- {where}{line}" for line in not_reached(name, result)]
+            missed += [f"- {where}{line}" for line in not_reached(result)]
     told = "\n".join(missed) or "Every target above is reached."
     return "\n".join([*parts, f"## Not reached\n\n{told}\n"])
 
 
 def basics(result: Result) -> str:
     """Cost of importing and recording."""
-    steps = result.get("profile", {})
-    parts = [
-        "## What it costs to have us\n\n`make bench`\n",
-        tables.of_rows(result["rows"], work="work", figure="figure", target="target"),
-        *(of_steps(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
-    ]
-    return "\n".join(parts)
+    rows = tables.of_rows(result["rows"], work="work", figure="figure", target="target")
+    return f"## What it costs to have us\n\n`make bench`\n\n{rows}"
 
 
 def bundle(result: Result) -> str:
-    """Bundles against peers, sizes, memory, and what the time goes into."""
+    """Bundles against peers, sizes and memory."""
     rows = result["rows"]
     timed = [line for line in rows if "peer_ms" in line]
     sizes = [
@@ -258,8 +119,6 @@ def bundle(result: Result) -> str:
         tables.of_times(timed),
         tables.of_rows(alone, work="work", figure="figure", target="target"),
         *(_steps(place, samples) for place, samples in result["places"].items()),
-        "### What the time goes into\n",
-        *_profiles(result),
         f"## Sizes\n\n{SIZES}",
         tables.of_rows(sizes, work="what", figure="figure", peer="peer", target="target"),
         f"## Memory\n\n{MEMORY}",
@@ -270,18 +129,8 @@ def bundle(result: Result) -> str:
 
 def bundle_many_cores(result: Result) -> str:
     """The same work where there are many cores: the table beside peers alone."""
-    parts = [
-        f"## Bundle against peers, on many cores\n\n{MANY_CORES.format(**result)}",
-        tables.of_times([line for line in result["rows"] if "peer_ms" in line]),
-        *_profiles(result),
-    ]
-    return "\n".join(parts)
-
-
-def _profiles(result: Result) -> list[str]:
-    found = result["profile"]
-    told = [of_steps(heading, found[name]) for name, heading in STEPS.items() if name in found]
-    return [*told, floors.table(result, "What no restore can leave out")]
+    timed = tables.of_times([line for line in result["rows"] if "peer_ms" in line])
+    return f"## Bundle against peers, on many cores\n\n{MANY_CORES.format(**result)}\n{timed}"
 
 
 def compiles(result: Result) -> str:
@@ -298,11 +147,6 @@ def compiles(result: Result) -> str:
     return "\n".join(parts)
 
 
-def gpu_check(result: Result) -> str:
-    """Rows of the check on a machine with a GPU."""
-    return _checks("On a GPU", "check")(result) + launch_tables(result)
-
-
 def _checks(title: str, name: str) -> Section:
     """Return what writes the section of a program of `tools.gpu` whose rows are checks."""
     return lambda result: (
@@ -312,11 +156,8 @@ def _checks(title: str, name: str) -> Section:
 
 def _plain(title: str, about: str) -> Section:
     """Return what writes a section of rows alone."""
-    return lambda result: f"## {title}\n\n{about}\n{_beside(result['rows'])}"
-
-
-def _beside(rows: list[Result]) -> str:
-    return tables.of_rows(rows, work="what", figure="figure", peer="beside it", target="target")
+    head = {"work": "what", "figure": "figure", "peer": "beside it", "target": "target"}
+    return lambda result: f"## {title}\n\n{about}\n{tables.of_rows(result['rows'], **head)}"
 
 
 SECTIONS: tuple[tuple[str, Section], ...] = (
@@ -330,7 +171,7 @@ SECTIONS: tuple[tuple[str, Section], ...] = (
     ("bench-compile", compiles),
     ("bench-farm", _plain("Engines of many machines", FARM)),
     ("clients", clients_table.section),
-    ("gpu-check", gpu_check),
+    ("gpu-check", _checks("On a GPU", "check")),
     ("gpu-replay", _checks("Replay on a GPU", "replay")),
     ("gpu-moved", _checks("Kernels that only moved, on a GPU", "moved")),
     ("gpu-slim", _checks("On a GPU, without a C compiler", "slim")),
@@ -342,127 +183,20 @@ SECTIONS: tuple[tuple[str, Section], ...] = (
 )
 
 
-def not_reached(name: str, result: dict[str, Any]) -> list[str]:
-    """Return a line for each missed target of a result: by how much, and why; `name` is that of its
-    file.
-    """
+def not_reached(result: dict[str, Any]) -> list[str]:
+    """Return a line for each missed target of a result, and by how much it is missed."""
     lines = []
     for line in result["rows"]:
         if line["ok"]:
             continue
         if "check" in line:
-            lines.append(f"{line['check']}: {line['found']}{why_launches(line, result)}")
+            lines.append(f"{line['check']}: {line['found']}")
             continue
         bound = line["most"] if line["most"] is not None else line["least"]
         off = abs(line["figure"] / bound - 1) * 100
         figure = f"{shown(line['figure'], line['unit'])}, {target(line)}: {off:.0f} % off."
-        more = scale.told(line, result) + floors.told(line, result)
-        lines.append(f"**{line['work']}**: {figure}{_why(name, line, result)}{more}")
+        lines.append(f"**{line['work']}**: {figure}")
     return lines
-
-
-def matches(reason: Reason, work: str) -> bool:
-    """Tell whether a reason is of the row with this name."""
-    return fnmatch.fnmatchcase(work, reason.work)
-
-
-def _why(name: str, line: dict[str, Any], result: dict[str, Any]) -> str:
-    for reason in REASONS.get(name, ()):
-        if matches(reason, line["work"]):
-            return (
-                f" Why: {reason.words}{_alone(result.get('profile', {}).get(reason.profile, {}))}"
-            )
-    return ""
-
-
-def _alone(steps: dict[str, float]) -> str:
-    """Return what each actor's steps take together, in words: the table of the steps is in the
-    section of the result.
-    """
-    together: dict[str, float] = {}
-    for step, seconds in steps.items():
-        actor = step.partition(":")[0]
-        together[actor] = together.get(actor, 0.0) + seconds
-    told = ", ".join(f"{actor} {shown(seconds * 1e3, 'ms')}" for actor, seconds in together.items())
-    return f" Alone: {told}." if told else ""
-
-
-def launch_tables(result: dict[str, Any]) -> str:
-    """Return the tables that the figures of a check give; nothing where the parts of the check were
-    left out.
-    """
-    figures = result.get("figures", {})
-    first = _phases(figures["first"]["phases_us"]) if "first" in figures else ""
-    return first + (_launch_steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "")
-
-
-def why_launches(row: dict[str, Any], result: dict[str, Any]) -> str:
-    """Return what the time of a missed row consists of, call by call."""
-    figures = result.get("figures", {})
-    if row["check"].startswith(FIRST) and "first" in figures:
-        path = "compiled" if "compiled" in row["check"] else "ctypes"
-        return _in_words("Microseconds a kernel", medians(figures["first"]["phases_us"][path]))
-    for way, words in WAYS.items():
-        if words in row["check"] and "steps_ns" in figures.get("cost", {}):
-            above = _above_the_loop(figures["cost"], words)
-            return _in_words(
-                f"Of {above:.0f} ns above the C loop, alone", figures["cost"]["steps_ns"][way]
-            )
-    return ""
-
-
-def _phases(phases: dict[str, list[dict[str, float]]]) -> str:
-    found = {path: medians(runs) for path, runs in phases.items()}
-    # The bare loop's phases are calls of the driver, but for reading.
-    found["bare"] = {
-        f"driver: {name}" if name.startswith("cu") else name: spent
-        for name, spent in found["bare"].items()
-    }
-    names = sorted(
-        {name for path in PATHS for name in found[path]},
-        key=lambda name: (ORDER.index(name.partition(":")[0]), name),
-    )
-    rows = [[name, *(_microseconds(found[path].get(name)) for path in PATHS)] for name in names]
-    rows.append(["**all**", *(f"**{sum(found[path].values()):.1f}**" for path in PATHS)])
-    return (
-        "\n### What first launches go into\n\nMicroseconds a kernel, by phase, under clocks, which"
-        " cost some themselves. The calls of the driver are the floor of any first launch; ours"
-        " makes cuLaunchKernel within `launch`.\n\n" + table(["phase", *PATHS.values()], rows)
-    )
-
-
-def _launch_steps(cost: dict[str, Any]) -> str:
-    text = (
-        "\n### What a launch goes into\n\nNanoseconds of each step alone, in a loop that has the"
-        " processor's caches to itself. In a launch the driver's code has just used them, so the"
-        " rest, with packing and comparing, is larger than it would be alone.\n"
-    )
-    for way, words in WAYS.items():
-        steps, above = cost["steps_ns"][way], _above_the_loop(cost, words)
-        rows = [[step, f"{spent:.0f}"] for step, spent in steps.items()]
-        rows += [
-            ["the rest: packing, comparing, cold caches", f"{above - sum(steps.values()):.0f}"],
-            ["**all, above the C loop**", f"**{above:.0f}**"],
-            ["C loop around cuLaunchKernel", f"{median(cost['samples_us'][LIMIT]) * 1e3:.0f}"],
-        ]
-        text += f"\n{words}:\n\n" + table(["step", "ns"], rows)
-    before = ", ".join(
-        f"{step}: {spent:.0f} ns" for step, spent in cost["steps_ns"]["before"].items()
-    )
-    return text + f"\nBeside it, {before}.\n"
-
-
-def _above_the_loop(cost: dict[str, Any], words: str) -> float:
-    samples = cost["samples_us"]
-    return median(differences(samples[words], samples[LIMIT])) * 1e3
-
-
-def _in_words(head: str, spent: dict[str, float]) -> str:
-    return f". {head}: " + ", ".join(f"{name} {figure:.0f}" for name, figure in spent.items()) + "."
-
-
-def _microseconds(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.1f}"
 
 
 def _steps(place: str, samples: dict[str, list[float]]) -> str:

@@ -20,12 +20,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tools.bench import floors, tables
-from tools.bench.bundle import plant, real_caches, stepped
+from tools.bench import tables
+from tools.bench.bundle import plant, real_caches
 from tools.bench.delay import delayed
-from tools.bench.floors import PIPELINED, concluded
-from tools.bench.sides import TAG, Samples, Side, Turn, arguments, sides, take_turns, working_folder
-from tools.bench.step_profiles import START
+from tools.bench.jobs import PIPELINED
+from tools.bench.sides import (
+    TAG,
+    Samples,
+    Side,
+    Turn,
+    arguments,
+    concluded,
+    sides,
+    take_turns,
+    working_folder,
+)
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.measurement import median, ratio_row, row, shown, table
@@ -56,13 +65,6 @@ Redis {server}, redis-py {client}; load of the machine by other work before the 
   writes the files.
 """
 
-START_STEPS = (
-    "A restore without a delay, step by step, each alone and in one thread. All steps but two are"
-    " done by one thread after the other: `marks` are made, and `writers` write, while the kernels"
-    " that come next are decompressed and checked. So no restore is faster than the other steps"
-    " together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is"
-    " the server's and its client's, as in the limit:"
-)
 MEASURED = (
     "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries."
     " Why units are compressed with dictionaries, and what they take alone, is in"
@@ -95,17 +97,6 @@ def main() -> int:
             )
             for delay in DELAYS_S
         }
-
-        def steps_of(job: str, keep: str, *more: object) -> dict[str, float]:
-            given = (ours.url(**PATIENT), work / "out", keep, *more)
-            return stepped(serving["ours"], job, *given, into=work / "out", rounds=rounds)
-
-        profile = {"start": steps_of("start_steps", "launch")}
-        profile["start all"] = steps_of("start_steps", "all")
-        floor = {
-            keep: steps_of("bare_start", keep, ours.address, needed(ours, work, keep))
-            for keep in ("all", "launch")
-        }
         sizes = stored(work, serving["ours"], corpus=not options.quick)
         server = ours.admin.info("server")["redis_version"]
     result: dict[str, Any] = {
@@ -116,8 +107,6 @@ def main() -> int:
         "server": server,
         "client": importlib.metadata.version("redis"),
         "delays": delays,
-        "profile": profile,
-        "floor": floor,
         "memory": {"triton": theirs_bytes, "ours": ours_bytes},
         "stored": sizes,
         "push": pushed,
@@ -309,29 +298,7 @@ def section(result: dict[str, Any]) -> str:
         tables.of_times(timed, "added to each answer: work"),
         table(["step", *result["delays"]], steps),
         table(["into an empty server, without a delay", "time"], pushes),
-        f"{START_STEPS}\n",
-        _steps(result["profile"]),
-        floors.table(result, "What no start from a server can leave out"),
         f"{MEASURED}\n",
         tables.of_rows(rest, work="what", peer="peer", figure="ratio", target="target"),
     ]
     return "\n".join(parts)
-
-
-def _steps(profile: dict[str, dict[str, float]]) -> str:
-    """Return the table of the steps of a restore of everything and of the launch set, in their
-    order.
-    """
-    columns = {
-        what: profile[name]
-        for what, name in (("everything", "start all"), ("launch set", "start"))
-        if name in profile
-    }
-    names = sorted(
-        profile["start"], key=lambda name: START.index(name) if name in START else len(START)
-    )
-    rows = [
-        [name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names
-    ]
-    sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in columns.values()]
-    return table(["step", *columns], [*rows, ["sum", *sums]])

@@ -24,7 +24,6 @@ from tools.shared.processes import ROOT, Helper
 
 #: Under which kernels are pushed.
 TAG = "bench/kernels"
-LAUNCH_SUFFIXES = (".cubin", ".json")
 # What jobs count, beside the seconds of their steps.
 COUNTED = ("kernels", "files", "round trips")
 _POPULATE_WRITE = 23  # of madvise on Linux
@@ -133,30 +132,22 @@ def working_folder(parent: Path | str | None) -> Iterator[Path]:
 
 
 class Watch:
-    """Times one step after the other; steps of one name are added up."""
+    """Times one step after the other."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._clock = clock
-        self._since = clock()
+        self._since = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Give the time since the last lap a name; without one it belongs to no step."""
-        now = self._clock()
-        if name:
-            self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = self._clock()
+        """Give the time since the last lap a name."""
+        self.seconds[name] = time.perf_counter() - self._since
+        self._since = time.perf_counter()
 
 
-def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
-    """Return kernel key -> file name -> bytes."""
-    found: dict[str, dict[str, bytes]] = {}
-    for key in sorted(os.listdir(cache)):
-        folder = Path(cache, key)
-        names = sorted(os.listdir(folder))
-        found[key] = {
-            n: (folder / n).read_bytes()
-            for n in names
-            if keep == "all" or n.endswith(LAUNCH_SUFFIXES)
-        }
-    return found
+def concluded(name: str, result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Print the rows of a result, write it, and name those that miss their target; returns the exit
+    status.
+    """
+    lines = measurement.report(name, result, options.results)
+    measurement.missed(lines)
+    return 1 if options.check and lines else 0

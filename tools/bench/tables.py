@@ -9,8 +9,6 @@ from typing import Any
 from tools.shared.measurement import shown, table, target, verdict
 
 Row = Mapping[str, Any]
-# What takes less is told in microseconds.
-_SHORT_S = 0.002
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "work": lambda line: line["work"],
     "ours": lambda line: shown(line["ours_ms"], "ms"),
@@ -36,11 +34,3 @@ def of_checks(result: Row) -> str:
         [row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]
     ]
     return table(["check", "", "found"], rows)
-
-
-def of_steps(heading: str, steps: Mapping[str, float]) -> str:
-    """Return a heading and the table of the steps."""
-    whole = sum(steps.values())
-    factor, unit = (1e6, "us") if whole < _SHORT_S else (1e3, "ms")
-    rows = [(step, shown(spent * factor, unit)) for step, spent in [*steps.items(), ("sum", whole)]]
-    return f"{heading}\n\n{table(['step', 'time'], rows)}"

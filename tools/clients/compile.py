@@ -3,8 +3,7 @@
 tools.clients compile fla cuda:90`.
 
 The files of one client are imported, which is code of its authors. `check.py` starts it for each
-client and target. With `--captured` the calls are those of a capture or a recording on a GPU
-(`_calls_of`), and guesses only where there is none.
+client and target.
 """
 
 from __future__ import annotations
@@ -14,22 +13,16 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bundler.compile.service import CompileService
-from bundler.errors import BundlerError
-from bundler.format.bundle import Bundle
-from bundler.format.entries import Kernel, Target
+from bundler.format import wire
+from bundler.format.entries import Target
 from bundler.lifecycle.bundle_builder import Builder, join
-from bundler.toolchain import compile_call, identity
-from bundler.toolchain.argument_specs import recorded_arguments
+from bundler.toolchain import identity
 from tools.clients import found_kernels, stand_ins
-from tools.clients.found_kernels import FoundKernel
-from tools.clients.guesses import Call
-from tools.clients.trials import CAPTURED, Calls, Trials, guessed
+from tools.clients.trials import Trials
 from tools.clients.wheels import CLIENTS, unpacked
 from tools.shared import programs
 
@@ -47,9 +40,7 @@ def main() -> int:
         part=([""], "only these folders of the package"),
         workers=(2, "processes that compile"),
         wanted=(int, "stop when so many kernels are compiled"),
-        guesses=(int, "guess no more often than this; a later run goes on from there"),
         seconds=(7200.0, "stop after so long; what is left counts as not tried"),
-        captured=(Path, "a bundle whose launches are compiled instead of guessed ones"),
         result=(Path, "where the result goes; beside it .jobs and .tbundle"),
     )
     parser.add_argument("client", choices=CLIENTS)
@@ -74,11 +65,7 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     found = found_kernels.find(roots[0], places, target)
     kernels = list(found.kernels.values())
     cache = folder / "compiled" / f"{options.client}-{target.backend}"
-    calls: Calls = guessed
     state = folder / "state" / options.client / str(target).replace(":", "-")
-    if options.captured is not None:
-        calls = _calls_of(options.captured, guessed)
-        state = state.with_name(f"{state.name}-captured")
     with CompileService(
         options.workers,
         cache_dir=cache,
@@ -87,8 +74,8 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
         isolate=True,
         preload=PREPARE,
     ) as service:
-        trials = Trials(service, target, state, calls)
-        untried = trials.run(kernels, until, options.wanted, options.guesses)
+        trials = Trials(service, target, state)
+        untried = trials.run(kernels, until, options.wanted)
     left_out = _bundle(trials, cache, options.result)
     refused = dict(sorted(trials.refused.items()))
     return {
@@ -106,7 +93,6 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
         "left_out": left_out,
         "refused": refused,
         "unfinished": trials.unfinished,
-        "captured": sum(how == CAPTURED for how in trials.how.values()),
     }
 
 
@@ -119,10 +105,8 @@ def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:
         if (reason := compiled.add_to(builder)) is not None:
             left_out[name] = reason
     join([builder], identity.environment()).save(result.with_suffix(".tbundle"))
-    with open(result.with_suffix(".jobs"), "wb") as file:
-        for job in trials.jobs.values():
-            data = job.to_bytes()
-            file.write(len(data).to_bytes(8, "little") + data)
+    jobs = wire.pack([job.to_bytes() for job in trials.jobs.values()])
+    result.with_suffix(".jobs").write_bytes(jobs)
     return left_out
 
 
@@ -135,32 +119,3 @@ def environment(folder: Path) -> dict[str, str]:
         "HOME": os.fspath(folder),
         "TRITON_CACHE_DIR": os.fspath(folder / "compiled" / "other"),
     }
-
-
-def _calls_of(path: Path, otherwise: Calls) -> Calls:
-    """Return a source of calls: those of the bundle's kernels, by function, and after them
-    others.
-    """
-    recorded: dict[str, list[Call]] = defaultdict(list)
-    with Bundle.load(path) as bundle:
-        for kernel in bundle.kernels:
-            for call in _call(kernel):
-                recorded[kernel.name].append(call)
-
-    def calls(kernel: FoundKernel) -> Iterator[tuple[str, Call]]:
-        names = kernel.function.arg_names
-        for specs, constants in recorded.get(kernel.function.__name__, ()):
-            # Another function of that name has other arguments.
-            if {*specs, *constants} <= set(names):
-                yield CAPTURED, (specs, constants)
-        yield from otherwise(kernel)
-
-    return calls
-
-
-def _call(kernel: Kernel) -> Iterator[Call]:
-    try:
-        specs, values = recorded_arguments(kernel.launch.require_facts())
-        yield specs, {name: compile_call.decode_value(value) for name, value in values.items()}
-    except BundlerError:
-        return  # came by `pack`, or has a constant that only its program can make

@@ -2,8 +2,7 @@
 """`guesses`: with which arguments a kernel may be called, from its text: which are pointers, sizes,
 flags, numbers.
 
-A guess is right when Triton compiles it; `check.py` tries one after the other until one is.  Exact
-calls, where somebody captured them, come first (`compile.py`).
+A guess is right when Triton compiles it; `check.py` tries one after the other until one is.
 """
 
 from __future__ import annotations

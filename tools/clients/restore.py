@@ -12,13 +12,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.service import CompileService
+from bundler.format import wire
 from bundler.lifecycle.restoration import restore
 from tools.clients import stand_ins
 from tools.clients.compile import PREPARE
@@ -62,7 +62,8 @@ def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dic
         shutil.copytree(root, moved[str(root)], copy_function=os.link)
     sys.path[:0] = moved.values()
     stand_ins.install()
-    jobs = [_moved(job, moved) for job in _jobs(compiled.with_suffix(".jobs"))]
+    packed = wire.unpack(compiled.with_suffix(".jobs").read_bytes(), "jobs")
+    jobs = [_moved(Job.from_bytes(data), moved) for data in packed]
     refusing, log = measurement.refusing_ptxas(elsewhere)
     os.environ.update(refusing)
     with CompileService(workers, cache_dir=cache, isolate=True, preload=PREPARE) as service:
@@ -83,14 +84,6 @@ def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dic
             if not isinstance(one, Compiled)
         },
     }
-
-
-def _jobs(path: Path) -> Iterator[Job]:
-    data = path.read_bytes()
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        yield Job.from_bytes(data[8 : 8 + size])
-        data = data[8 + size :]
 
 
 def _moved(job: Job, moved: dict[str, str]) -> Job:

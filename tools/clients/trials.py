@@ -5,7 +5,7 @@ what was found out is kept between runs.
 ::
 
     <state>/MODULE@FUNCTION.job             the job that compiled
-    <state>/MODULE@FUNCTION.json            how the call was known; else what failed, and why the kernel is refused after the last guess
+    <state>/MODULE@FUNCTION.json            how many guesses failed, and why; whether the kernel is refused
 
 `compile.py` runs it, once for each client and target, in a process of its own.
 """
@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,12 @@ from bundler.errors import BundlerError, CompileTimeout, WorkerDied
 from bundler.format.entries import Target
 from bundler.toolchain import jit_specialization
 from tools.clients.found_kernels import FoundKernel
-from tools.clients.guesses import Call, guesses
+from tools.clients.guesses import guesses
 
-# (how it is known, call): the likeliest first.
-CAPTURED = "captured"
-Calls = Callable[[FoundKernel], Iterator[tuple[str, Call]]]
 _REASON_CHARACTERS = 300
 # A kernel whose compile took too long or too much memory so often is given up: its further guesses
 # would too.
 _MOST_COSTLY = 2
-
-
-def guessed(kernel: FoundKernel) -> Iterator[tuple[str, Call]]:
-    """Yield guesses, with their numbers."""
-    for number, call in enumerate(guesses(kernel.kernel), 1):
-        yield f"guess {number}", call
 
 
 @dataclass
@@ -54,10 +45,8 @@ class Trials:
         service: what compiles.
         target: for which GPU.
         state: folder with what was found out before.
-        calls: the calls to try of a kernel.
         compiled: name -> result.
         jobs: name -> the job that gave it.
-        how: name -> how the call was known.
         refused: name -> Triton's reason for the likeliest call, of kernels for which no guess was
             right.
     """
@@ -65,30 +54,22 @@ class Trials:
     service: CompileService
     target: Target
     state: Path
-    calls: Calls = guessed
     compiled: dict[str, Compiled] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
-    how: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    _failed: dict[str, list[str]] = field(default_factory=dict)
+    _failed: Counter[str] = field(default_factory=Counter)
     _reasons: dict[str, str] = field(default_factory=dict)
     _costly: Counter[str] = field(default_factory=Counter)
 
-    def run(
-        self,
-        kernels: list[FoundKernel],
-        until: float,
-        wanted: int | None = None,
-        most: int | None = None,
-    ) -> int:
-        """Try kernels until the clock says so, so many are compiled, or each was guessed so often;
-        returns how many need another run.
+    def run(self, kernels: list[FoundKernel], until: float, wanted: int | None) -> int:
+        """Try kernels until the clock says so, or so many are compiled; returns how many need
+        another run.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         self._again([one for one in kernels if self._file(one, "job").exists()])
         known = {one.name for one in kernels if self._known(one)}
         waiting = [
-            (one, self._jobs(one, most))
+            (one, self._jobs(one))
             for one in kernels
             if one.name not in self.compiled and one.name not in known
         ]
@@ -113,14 +94,13 @@ class Trials:
         jobs = [Job.from_bytes(self._file(one, "job").read_bytes()) for one in kernels]
         for one, job, result in zip(kernels, jobs, self.service.compile_all(jobs), strict=True):
             if isinstance(result, Compiled):
-                told = json.loads(self._file(one, "json").read_text())
-                self._keep(one, job, result, told["how"])
+                self.compiled[one.name], self.jobs[one.name] = result, job
 
     def _known(self, kernel: FoundKernel) -> bool:
         """Read what an earlier run tried; returns whether that was everything."""
         path = self._file(kernel, "json")
         told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self._failed[kernel.name] = told.get("failed", [])
+        self._failed[kernel.name] = told.get("failures", 0)
         if "reason" in told:
             self._reasons[kernel.name] = told["reason"]
         if told.get("refused"):
@@ -128,72 +108,58 @@ class Trials:
         return kernel.name in self.refused
 
     def _round(
-        self, trials: list[tuple[FoundKernel, Iterator[tuple[str, Job]]]]
-    ) -> list[tuple[FoundKernel, Iterator[tuple[str, Job]]]]:
+        self, trials: list[tuple[FoundKernel, Iterator[Job]]]
+    ) -> list[tuple[FoundKernel, Iterator[Job]]]:
         """Compile the next guess of each; returns those that failed and have more guesses."""
         asked, again = [], []
         for kernel, jobs in trials:
-            how, job = next(jobs, ("", None))
-            if job is not None:
-                asked.append((kernel, jobs, how, job))
+            if (job := next(jobs, None)) is not None:
+                asked.append((kernel, jobs, job))
         results = self.service.compile_all([job for *_, job in asked])
-        for (kernel, jobs, how, job), result in zip(asked, results, strict=True):
+        for (kernel, jobs, job), result in zip(asked, results, strict=True):
             if isinstance(result, Compiled):
-                self._keep(kernel, job, result, how)
-                # The job last: a job without its story would not be understood.
-                self._write(kernel, "json", json.dumps({"how": how}).encode())
+                self.compiled[kernel.name], self.jobs[kernel.name] = result, job
                 self._write(kernel, "job", job.to_bytes())
             else:
                 self._costly[kernel.name] += isinstance(result, (CompileTimeout, WorkerDied))
-                self._fail(kernel, how, result)
+                self._fail(kernel, result)
                 again.append((kernel, jobs))
         return again
 
-    def _jobs(self, kernel: FoundKernel, most: int | None) -> Iterator[tuple[str, Job]]:
-        """Yield the job of each call that Triton can specialize; refuse the kernel after
-        the last.
+    def _jobs(self, kernel: FoundKernel) -> Iterator[Job]:
+        """Yield the job of each guess that Triton can specialize and that did not fail before;
+        refuse the kernel after the last.
         """
-        calls = list(self.calls(kernel))
-        for how, (arguments, keywords) in calls[:most]:
-            if how in self._failed[kernel.name]:
-                continue
+        calls = itertools.islice(guesses(kernel.kernel), self._failed[kernel.name], None)
+        for arguments, keywords in calls:
             if self._costly[kernel.name] >= _MOST_COSTLY:
-                most = None
                 break
-            # Captured calls have what an autotuner chose.
-            callee = kernel.function if how == CAPTURED else kernel.kernel
             try:
                 for found in itertools.islice(
-                    jit_specialization.specialize(callee, arguments, keywords, self.target), 1
+                    jit_specialization.specialize(kernel.kernel, arguments, keywords, self.target),
+                    1,
                 ):
-                    yield (
-                        how,
-                        next(jobs_of(kernel.function.__name__, kernel.source, found, self.target)),
-                    )
+                    yield next(jobs_of(kernel.function.__name__, kernel.source, found, self.target))
             except Exception as error:  # noqa: BLE001  # heuristics of clients and Triton's checks may raise anything
-                self._fail(kernel, how, error)
-        if most is None or most >= len(calls):
-            self.refused[kernel.name] = self._reasons.get(
-                kernel.name, "nothing is known of its arguments"
-            )
-            self._tell(kernel, refused=True)
+                self._fail(kernel, error)
+        self.refused[kernel.name] = self._reasons.get(
+            kernel.name, "nothing is known of its arguments"
+        )
+        self._tell(kernel, refused=True)
 
-    def _keep(self, kernel: FoundKernel, job: Job, result: Compiled, how: str) -> None:
-        self.compiled[kernel.name], self.jobs[kernel.name], self.how[kernel.name] = result, job, how
-
-    def _fail(self, kernel: FoundKernel, how: str, error: Exception) -> None:
+    def _fail(self, kernel: FoundKernel, error: Exception) -> None:
         said = (
             error.facts.get("reason") or error.message
             if isinstance(error, BundlerError)
             else repr(error)
         )
         self._reasons.setdefault(kernel.name, " ".join(str(said).split())[:_REASON_CHARACTERS])
-        self._failed[kernel.name].append(how)
+        self._failed[kernel.name] += 1
         self._tell(kernel, refused=False)
 
     def _tell(self, kernel: FoundKernel, *, refused: bool) -> None:
         told = {
-            "failed": self._failed[kernel.name],
+            "failures": self._failed[kernel.name],
             "reason": self._reasons.get(kernel.name, ""),
             "refused": refused,
         }

@@ -49,7 +49,7 @@ from bundler.runtime.program.program_plan import (
 from tools.codegen.bench_rows import OURS, THEIRS
 from tools.codegen.compared_graphs import CHANGING, GRAPHS, MEASURED, STEPS, TUNED, filled
 from tools.codegen.counts import CALLED
-from tools.gpu.generated import distance
+from tools.codegen.tensor_distance import distance
 
 Found = dict[str, Any]
 # Between these two, with the first compile of each side, generation is timed again.

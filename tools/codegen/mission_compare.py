@@ -21,7 +21,7 @@ from bundler.format.opaque_files import program_name
 from bundler.runtime.program.program_plan import ProgramPlan, read_plan
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays
-from tools.gpu.generated import distance
+from tools.codegen.tensor_distance import distance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

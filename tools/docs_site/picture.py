@@ -11,13 +11,13 @@ Figures are those of the results, the text is the demo's own: nothing is written
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import textwrap
 from html import escape
 from typing import NamedTuple
 
+from tools.shared import programs
 from tools.shared.measurement import RESULTS
 from tools.shared.processes import ROOT, output
 
@@ -126,11 +126,7 @@ def _gpu(result: dict[str, dict[str, str]]) -> str:
 
 def main() -> int:
     """Draw the picture."""
-    line = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    line.add_argument("--demo", action="store_true", help="run the demo first")
-    if line.parse_args().demo:
+    if programs.arguments(__doc__, demo=(False, "run the demo first")).demo:
         DEMO.write_text(output("bundler", "demo", environment={}), encoding="utf-8")
     PICTURE.write_text(drawn(), encoding="utf-8")
     return 0

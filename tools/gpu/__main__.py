@@ -14,13 +14,9 @@ PROGRAMS = (
     "slim",
     "autotune",
     "export",
-    "occupancy",
     "launcher",
     "replay",
     "moved",
-    "monitor",
-    "capture",
-    "generated",
     "torch-compile",
 )
 

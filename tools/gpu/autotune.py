@@ -168,24 +168,20 @@ class Counts:
     def __init__(self) -> None:
         from triton import knobs
 
-        self.compiles, self.launches = 0, Counter[str]()
-        knobs.compilation.listener = self._compiled
+        self._listener, self._launches = steps.Listener(), Counter[str]()
         chain = knobs.runtime.launch_enter_hook
         if hasattr(chain, "add"):
             chain.add(self._launched)
         else:
             knobs.runtime.launch_enter_hook = self._launched
 
-    def _compiled(self, *, cache_hit: bool, **_: Any) -> None:
-        self.compiles += not cache_hit
-
     def _launched(self, metadata: Any) -> None:
         lazy = hasattr(metadata, "get") and not isinstance(metadata, dict)
-        self.launches[(metadata.get() if lazy else metadata)["name"]] += 1
+        self._launches[(metadata.get() if lazy else metadata)["name"]] += 1
 
     def told(self) -> dict[str, Any]:
         """Return the counts as JSON."""
-        return {"compiles": self.compiles, "launches": dict(self.launches)}
+        return {"compiles": self._listener.compiles, "launches": dict(self._launches)}
 
 
 def call_all(kernels: dict[str, Any], counts: Counts) -> dict[str, Any]:

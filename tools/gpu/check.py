@@ -17,7 +17,6 @@ has to find each and compile none.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import sys
 import tempfile
@@ -53,8 +52,7 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
     """
     rows: list[Row] = []
     figures: dict[str, Any] = {}
-    launches.build_extension(folder / "build")
-    os.environ["GPU_CHECK_BUILD"] = str(folder / "build")
+    launches.build_extensions()
     for name, part in PARTS.items():
         if name in parts:
             started = time.monotonic()
@@ -136,18 +134,11 @@ def replay() -> dict[str, Any]:
     """Run the examples without any code of ours, counting hits and compiles with Triton's own
     listener.
     """
-    from triton import knobs
-
-    counts = {"hits": 0, "compiles": 0}
-
-    def listen(*, cache_hit: bool, **_: Any) -> None:
-        counts["hits" if cache_hit else "compiles"] += 1
-
-    knobs.compilation.listener = listen
+    listener = steps.Listener()
     result = run_examples()
     if "bundler" in sys.modules:
         raise RuntimeError("the replay must not import bundler")
-    return {**result, **counts}
+    return {**result, "hits": listener.hits, "compiles": listener.compiles}
 
 
 def run_examples() -> dict[str, Any]:

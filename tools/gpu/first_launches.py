@@ -240,10 +240,10 @@ class Card:
         self.check(self.cuda.cuCtxSynchronize())
 
     @staticmethod
-    def check(status: int, what: str = "a call of CUDA") -> None:
+    def check(status: int) -> None:
         """Raise unless the driver did it."""
         if status:
-            raise RuntimeError(f"{what} failed with {status}")
+            raise RuntimeError(f"a call of CUDA failed with {status}")
 
     def _allocate(self, size: int) -> int:
         address = ctypes.c_uint64()
@@ -295,7 +295,6 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
-    # before the import below, which looks for the extension
     driver = launches.open_driver(launch_path)
     from bundler.runtime.launch.bundle_kernels import load
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one launch costs the CPU, by every way that there is; tensors change from launch to launch.
 
-`check.py` calls `rows`.  Beside the ways stands what the steps of a launch cost alone: `python -m
-tools.bench page` puts them beside what whole launches take.
+`check.py` calls `rows`.  Beside the ways stands what the steps of a launch cost alone.
 """
 
 from __future__ import annotations
@@ -178,10 +177,9 @@ def us_of(run: Callable[[], None]) -> float:
 
 
 def _our_kernel(bundle: Any, path: str) -> Any:
-    driver = launches.open_driver(path)  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
-    return load(bundle, driver=driver)["add"]
+    return load(bundle, driver=launches.open_driver(path))["add"]
 
 
 def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 """Measures on a machine with a GPU what the first calls of a process cost with our launcher for
 Triton, and prints a table.
 
-    python -m tools.gpu launcher [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
+    python -m tools.gpu launcher [--rounds N] [--results DIR]
 
 It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every
 workload; fresh ones, each with an empty cache directory and trust in kernels alone, restore it in a
@@ -22,14 +22,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import cases, client_workloads, launches, steps
+from tools.gpu import cases, launches, steps
 from tools.gpu.steps import Row
-from tools.shared import measurement, programs
+from tools.shared import example_kernels, measurement, programs
 from tools.shared.measurement import check, median, ratios
 
 _MODULE = "tools.gpu.launcher"
@@ -50,26 +49,19 @@ def main() -> int:
     options = programs.arguments(
         __doc__,
         rounds=(3, "fresh processes a way and workload"),
-        only=(",".join(WORKLOADS), f"workloads, of {', '.join(WORKLOADS)}"),
-        captures=(Path, "where captured bundles are, and stay, for other programs"),
         results=(measurement.RESULTS, "where gpu-launcher.json goes"),
     )
+    launches.build_extensions()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
-        captures = options.captures or Path(folder) / "captures"
-        rows = _all_rows(Path(folder), options.rounds, options.only.split(","), captures)
-        found = steps.told("gpu-launcher", rows, options.results)
+        found = steps.told("gpu-launcher", _rows(Path(folder), options.rounds), options.results)
     return 0 if all(row["ok"] for row in found) else 1
 
 
-def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[Row]:
-    for name in only:
-        captured = captures / f"{name}.tbundle"
-        client_workloads.capture(captured, _MODULE, "call", folder, name)
-        recorded = _process(folder, "record", name, str(captured))
+def _rows(folder: Path, rounds: int) -> Iterator[Row]:
+    for name in WORKLOADS:
+        recorded = _process(folder, "record", name)
         if recorded.get("error"):
-            # What is not installed is no fault; what is, and cannot be recorded, is one.
-            absent = recorded["error"].startswith("ModuleNotFoundError")
-            yield check(f"{name}: recorded", absent, recorded["error"], recorded=recorded)
+            yield check(f"{name}: recorded", False, recorded["error"])
             continue
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
@@ -149,7 +141,6 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
         "CC": compiler,
         "TRITON_BUNDLER_LAUNCHER": "bundler" if words[-1:] == ("ours",) else "triton",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
-        "GPU_CHECK_BUILD": str(folder / "extensions"),
     }
     found = steps.process(_MODULE, step, str(folder), *words, environment=variables)
     return {**found, "compiler_runs": len(log.read_text().splitlines()) if log.exists() else 0}
@@ -167,16 +158,9 @@ def counting_compiler(folder: Path) -> tuple[str, Path]:
 # -------------------------------------------------------------- Steps, each in a process of its own
 
 
-def _call(_folder: Path, name: str) -> dict[str, Any]:
-    return {"called": sorted(WORKLOADS[name]()())}
-
-
-def _record(folder: Path, name: str, captured: str) -> dict[str, Any]:
+def _record(folder: Path, name: str) -> dict[str, Any]:
     import bundler
 
-    # Triton compiles what the capture did not get.
-    if Path(captured).is_file():
-        bundler.restore(captured)
     with bundler.session(f"file://{folder}/store-{name}", "prod"):
         return {"numbers": WORKLOADS[name]()()}
 
@@ -264,7 +248,6 @@ def _cost(_folder: Path) -> dict[str, Any]:
 
 
 _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "call": _call,
     "record": _record,
     "first": _first,
     "cases": _cases,
@@ -285,38 +268,14 @@ def _workload_cases() -> Calls:
     return lambda: {case.row: digest(case) for case in cases.cases(1)}
 
 
-def _client(name: str) -> Calls:
-    workload = client_workloads.LOADERS[name]()
-    if name == "fla":
-        _keep_first_configs("fla.")
-
-    def told(tensor: Any) -> Any:
-        # FLA's tuners may choose otherwise each time.
-        return list(tensor.shape) if name == "fla" else workload.checksum(tensor)
-
-    return lambda: {what: told(tensor) for what, tensor in workload.run_all("cuda").items()}
+def _workload_examples() -> Calls:
+    kernels = example_kernels.load()
+    return lambda: {
+        name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()
+    }
 
 
-def _keep_first_configs(package: str, count: int = 2) -> None:
-    """Leave the tuners of a package's modules their first configurations: all have the same
-    signatures, so the same launchers.
-    """
-    from triton.runtime.autotuner import Autotuner
-
-    modules = [module for name, module in sys.modules.items() if name.startswith(package)]
-    for value in [value for module in modules for value in vars(module).values()]:
-        wrapped = value
-        while type(wrapped).__module__.startswith("triton.") and not isinstance(wrapped, Autotuner):
-            wrapped = getattr(wrapped, "fn", None)
-        if isinstance(wrapped, Autotuner):
-            wrapped.configs = wrapped.configs[:count]
-
-
-WORKLOADS: dict[str, Callable[[], Calls]] = {
-    "cases": _workload_cases,
-    **{name: partial(_client, name) for name in client_workloads.LOADERS},
-}
+WORKLOADS = {"cases": _workload_cases, "examples": _workload_examples}
 
 if __name__ == "__main__":
-    launches.provide_extension()
     print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))

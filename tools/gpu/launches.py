@@ -6,9 +6,8 @@ bit for bit.
 from __future__ import annotations
 
 import hashlib
-import os
+import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +16,10 @@ from typing import Any
 from tools.gpu import cases
 from tools.gpu.cases import Case, Maker
 from tools.gpu.steps import Row, Step
+from tools.shared import measurement
 from tools.shared.measurement import check
 from tools.shared.processes import ROOT
 
-PACKAGE = "bundler.runtime.launch."
 PATHS = ("compiled", "ctypes")
 
 
@@ -157,46 +156,17 @@ def digest_of(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
 
 
 def open_driver(launch_path: str) -> Any:
-    """Return a driver for CUDA that takes one of the two launch paths; builds the extension where
-    it was not.
-    """
+    """Return a driver for CUDA that takes one of the two launch paths."""
     from bundler.runtime.launch.drivers.cuda import CudaDriver
 
-    if launch_path == "compiled":
-        provide_extension()
     return CudaDriver(compiled=launch_path == "compiled")
 
 
-def provide_extension() -> None:
-    """Make our extensions importable: they are in an installed package, but not in the checkout."""
-    import bundler.runtime.launch
-    from bundler.runtime.launch.drivers.launchers import compiled_type
-
-    if compiled_type() is None:
-        folder = Path(os.environ.get("GPU_CHECK_BUILD") or tempfile.mkdtemp(prefix="gpu-check."))
-        if not list(folder.glob("_*.so")):
-            build_extension(folder)
-        bundler.runtime.launch.__path__.append(str(folder))
-
-
-def build_extension(folder: Path) -> None:
-    """Compile the extensions of launches as setuptools would, from the sources that pyproject.toml
-    lists.
-    """
-    import subprocess
-    import sysconfig
-    import tomllib
-
-    folder.mkdir(parents=True, exist_ok=True)
-    include = sysconfig.get_paths()["include"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for extension in project["tool"]["setuptools"]["ext-modules"]:
-        if extension["name"].startswith(PACKAGE):
-            name = extension["name"].removeprefix(PACKAGE)
-            sources = [str(ROOT / source) for source in extension["sources"]]
-            line = ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o"]
-            path = folder / (name + sysconfig.get_config_var("EXT_SUFFIX"))
-            subprocess.run([*line, str(path)], check=True)
+def build_extensions() -> None:
+    """Compile our extensions in the checkout, unless all are there."""
+    if not all(measurement.extensions().values()):
+        line = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(line, check=True, cwd=ROOT)
 
 
 def allocate_scratch() -> None:

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls operators of Liger and of FLA, forward and backward, as a program warms up: a workload for
-`capture.py`, and a program of its own.
+"""Operators of Liger and of FLA, forward and backward, to be called as a program warms up: a test
+captures them without a GPU.
 
-    python tools/gpu/library_calls.py [--only liger,fla,varlen,wide] [--seen FILE]
-
-A library that is not importable, and an operator that raises, are named and left out: FILE gets
-(operator, what happened) as JSON.  Importing this file needs torch alone.
+`GROUPS` makes the calls of a library, `happened` says how one ended.  Importing this file needs
+torch alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,16 +21,10 @@ from torch.nn import functional
 DEVICE = "cuda"
 BATCH, LENGTH, HEADS, WIDTH = 2, 256, 4, 64
 HIDDEN, VOCABULARY = 512, 1000
-# Each of these is autotuned over 150 to 450 configurations, forward and backward.
-WIDE = frozenset(
-    {"chunk_gla", "chunk_linear_attn", "chunk_simple_gla", "chunk_rwkv6", "chunk_rwkv7"}
-)
-HALF = frozenset({"fused_recurrent_gla", "fused_recurrent_retention", "chunk_delta_rule"})
 VARLEN = frozenset({"chunk_delta_rule", "chunk_gated_delta_rule"})
 NO_BACKWARD = frozenset({"fused_recurrent_gated_delta_rule"})
-# What an operator returned, and what it was called with.
-Called = tuple[Any, tuple[Any, ...]]
-Case = tuple[str, Callable[[], Called]]
+Call = Callable[[], Any]
+Case = tuple[str, Call]
 Arguments = Callable[[], tuple[Any, ...]]
 
 
@@ -45,20 +34,14 @@ def tensor(*shape: int, dtype: Any = torch.bfloat16, grad: bool = True) -> Any:
     return made.requires_grad_(grad)
 
 
-def gate(*shape: int, dtype: Any = torch.float32) -> Any:
+def gate(*shape: int) -> Any:
     """Return logarithms of gates."""
-    return (
-        functional.logsigmoid(torch.randn(shape, device=DEVICE, dtype=torch.float32))
-        .to(dtype)
-        .requires_grad_()
-    )
+    drawn = torch.randn(shape, device=DEVICE, dtype=torch.float32)
+    return functional.logsigmoid(drawn).bfloat16().requires_grad_()
 
 
-def backward(result: Any) -> Any:
-    """Run the backward of whatever an operator returned; returns its first result."""
-    first = result[0] if isinstance(result, (tuple, list)) else result
-    first.float().sum().backward()
-    return first
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def liger_cases() -> Iterator[Case]:
@@ -70,13 +53,9 @@ def liger_cases() -> Iterator[Case]:
             yield f"liger.{name}.{kind}", _call(liger, f"Liger{function}Function.apply", make)
 
 
-def _call(module: Any, name: str, make: Arguments, **more: Any) -> Callable[[], Called]:
-    def call() -> Called:
-        given = make()
-        # Looked up when it is called: what a release lacks is left out alone.
-        return attrgetter(name)(module)(*given, **more), given
-
-    return call
+def _call(module: Any, name: str, make: Arguments, **more: Any) -> Call:
+    # Looked up when it is called: what a release lacks is left out alone.
+    return lambda: attrgetter(name)(module)(*make(), **more)
 
 
 def _liger(dtype: Any) -> dict[str, tuple[str, Arguments]]:
@@ -144,87 +123,73 @@ def _liger(dtype: Any) -> dict[str, tuple[str, Arguments]]:
 
 
 def fla_cases() -> Iterator[Case]:
-    """Yield FLA's operators for sequences of one length, without those that try the most
+    """Yield FLA's operators for sequences of one length, without those that try hundreds of
     configurations.
     """
-    yield from ((f"fla.{name}", call) for name, call in _fla(torch.bfloat16) if name not in WIDE)
-
-
-def wide_cases() -> Iterator[Case]:
-    """Yield FLA's operators that try hundreds of configurations, and some in a second type."""
-    yield from ((f"fla.{name}", call) for name, call in _fla(torch.bfloat16) if name in WIDE)
-    half = _fla(torch.float16)
-    yield from ((f"fla.{name}.float16", call) for name, call in half if name in HALF)
+    yield from ((f"fla.{name}", call) for name, call in _fla())
 
 
 def varlen_cases() -> Iterator[Case]:
     """Yield FLA's operators for sequences of several lengths in one tensor, whose shapes follow
     from the data of a tensor.
     """
-    for name, call in _fla(torch.bfloat16, 1, [0, 100, 164, LENGTH]):
+    for name, call in _fla(1, [0, 100, 164, LENGTH]):
         if name in VARLEN:
             yield f"varlen.{name}", call
 
 
-def _fla(dtype: Any, batch: int = BATCH, offsets: list[int] | None = None) -> Iterator[Case]:
+def _fla(batch: int = BATCH, offsets: list[int] | None = None) -> Iterator[Case]:
     fla = importlib.import_module("fla.ops")
     given = {} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=DEVICE)}
-    for name, make in _fla_arguments((batch, LENGTH, HEADS), dtype).items():
+    for name, make in _fla_arguments((batch, LENGTH, HEADS)).items():
         # With a length of its own for each sequence only two are called.
         call = _call(fla, name, make, **(given if name in VARLEN else {}))
         yield name, partial(_no_backward, call) if name in NO_BACKWARD else call
-    few = partial(tensor, batch, LENGTH, 1, WIDTH, dtype=dtype)
-    weights = partial(_weights, batch, 16, dtype)
+    few = partial(tensor, batch, LENGTH, 1, WIDTH)
+    weights = partial(_weights, batch, 16)
     yield (
         "parallel_nsa",
-        lambda: (
-            fla.parallel_nsa(
-                tensor(batch, LENGTH, 16, WIDTH, dtype=dtype),
-                few(),
-                few(),
-                g_cmp=weights(),
-                g_slc=weights(),
-                block_counts=2,
-                block_size=32,
-            ),
-            (),
+        lambda: fla.parallel_nsa(
+            tensor(batch, LENGTH, 16, WIDTH),
+            few(),
+            few(),
+            g_cmp=weights(),
+            g_slc=weights(),
+            block_counts=2,
+            block_size=32,
         ),
     )
-    three = partial(tensor, batch, LENGTH, HEADS, WIDTH, dtype=dtype)
+    three = partial(tensor, batch, LENGTH, HEADS, WIDTH)
     attention = partial(importlib.import_module, "fla.ops.attn")
-    yield "parallel_attn", lambda: (attention().parallel_attn(three(), three(), three()), ())
+    yield "parallel_attn", lambda: attention().parallel_attn(three(), three(), three())
 
 
-def _fla_arguments(many: tuple[int, int, int], dtype: Any) -> dict[str, Arguments]:
+def _fla_arguments(many: tuple[int, int, int]) -> dict[str, Arguments]:
     """Return the arguments of most operators, by name."""
 
     def states(width: int = WIDTH) -> Any:
-        return tensor(*many, width, dtype=dtype)
+        return tensor(*many, width)
 
     def unit() -> Any:
-        return functional.normalize(states().float(), dim=-1).to(dtype).detach().requires_grad_()
+        return functional.normalize(states().float(), dim=-1).bfloat16().detach().requires_grad_()
 
     def beta() -> Any:
-        return torch.rand(*many, device=DEVICE).sigmoid().to(dtype).requires_grad_()
+        return torch.rand(*many, device=DEVICE).sigmoid().bfloat16().requires_grad_()
 
     def gates(*shape: int) -> Any:
-        return gate(*many, *shape, dtype=dtype)
+        return gate(*many, *shape)
 
     def qkv() -> tuple[Any, Any, Any]:
         return states(), states(), states()
 
     def hgrn() -> tuple[Any, Any]:
         long = (*many[:2], HIDDEN)
-        return tensor(*long, dtype=dtype), gate(*long, dtype=dtype)
+        return tensor(*long), gate(*long)
 
     def rwkv6() -> tuple[Any, ...]:
-        return (*qkv(), gates(WIDTH), tensor(HEADS, WIDTH, dtype=dtype))
-
-    def flat_gates() -> Any:
-        return gates().float().detach().requires_grad_()
+        return (*qkv(), gates(WIDTH), tensor(HEADS, WIDTH))
 
     return {
-        "chunk_gla": lambda: (*qkv(), gates(WIDTH)),
         "fused_recurrent_gla": lambda: (*qkv(), gates(WIDTH)),
         "chunk_retention": qkv,
         "fused_recurrent_retention": qkv,
@@ -233,12 +198,8 @@ def _fla_arguments(many: tuple[int, int, int], dtype: Any) -> dict[str, Argument
         "fused_recurrent_delta_rule": lambda: (states(), unit(), states(), beta()),
         "chunk_gated_delta_rule": lambda: (states(), unit(), states(), gates(), beta()),
         "fused_recurrent_gated_delta_rule": lambda: (states(), unit(), states(), gates(), beta()),
-        "chunk_linear_attn": qkv,
         "fused_recurrent_linear_attn": qkv,
-        "chunk_simple_gla": lambda: (*qkv(), flat_gates()),
-        "chunk_rwkv6": rwkv6,
         "fused_recurrent_rwkv6": rwkv6,
-        "chunk_rwkv7": lambda: (states(), gates(WIDTH), unit(), states(), unit(), unit()),
         "fused_recurrent_hgrn": hgrn,
         "parallel_based": lambda: (states(16), states(16), states()),
         "chunk_kda": lambda: (states(), unit(), states(), gates(WIDTH), beta()),
@@ -246,66 +207,30 @@ def _fla_arguments(many: tuple[int, int, int], dtype: Any) -> dict[str, Argument
     }
 
 
-def _weights(batch: int, heads: int, dtype: Any) -> Any:
+def _weights(batch: int, heads: int) -> Any:
     """Return weights between 0 and 1 for each head."""
-    return torch.rand(batch, LENGTH, heads, device=DEVICE).to(dtype).requires_grad_()
+    return torch.rand(batch, LENGTH, heads, device=DEVICE).bfloat16().requires_grad_()
 
 
-def _no_backward(call: Callable[[], Called]) -> Called:
+def _no_backward(call: Call) -> Any:
     """Return a result whose backward touches nothing of the operator, which has none."""
-    result, given = call()
-    first = result[0] if isinstance(result, (tuple, list)) else result
-    return first.detach().requires_grad_(), given
+    return _first(call()).detach().requires_grad_()
 
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "liger": liger_cases,
     "fla": fla_cases,
     "varlen": varlen_cases,
-    "wide": wide_cases,
 }
 
 
-def main(argv: list[str]) -> int:
-    """Call everything that was asked for; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description="Call operators of Liger and FLA, forward and backward."
-    )
-    parser.add_argument(
-        "--only", default="liger,fla,varlen", help="groups: liger, fla, varlen, wide"
-    )
-    parser.add_argument("--seen", help="file for what happened to each operator, as JSON")
-    options = parser.parse_args(argv)
-    happened: dict[str, str] = {}
-    for group in options.only.split(","):
-        try:
-            for name, call in GROUPS[group]():
-                happened[name] = _called(call)
-                if happened[name] != "fine":
-                    print(f"left out: {name}: {happened[name]}", flush=True)
-        except ImportError as error:
-            happened[group] = f"not importable: {error}"
-            print(f"left out: {group}: {happened[group]}", flush=True)
-    if options.seen:
-        with open(options.seen, "w", encoding="utf-8") as file:
-            json.dump(happened, file, indent=1)
-    print(
-        f"{sum(said == 'fine' for said in happened.values())} of {len(happened)} operators called",
-        flush=True,
-    )
-    return 0
-
-
-def _called(call: Callable[[], Called]) -> str:
+def happened(call: Call) -> str:
+    """Call an operator and its backward; returns `fine`, or what it raised and where."""
     torch.manual_seed(0)
     try:
-        backward(call()[0])
+        _first(call()).float().sum().backward()
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001  # an operator may raise anything; the others go on, and this one is named
         trace = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} ({trace.filename}:{trace.lineno})"
     return "fine"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -97,29 +97,13 @@ def process(folder: Path, step: str, kernels: str) -> dict[str, Any]:
     return nothing | steps.process("tools.gpu.moved", *words, environment=variables)
 
 
-class Listener:
-    """What Triton's own listener hears."""
-
-    def __init__(self) -> None:
-        self.compiles = self.hits = 0
-
-    def __call__(self, *, cache_hit: bool, **_: Any) -> None:
-        """Count a kernel."""
-        self.hits += cache_hit
-        self.compiles += not cache_hit
-
-
 def _step(step: str, where: str, name: str) -> dict[str, Any]:
     import bundler
 
     folder = Path(where)
     kernels = example_kernels.load(folder / f"{name}.py")
     store, bundle = f"file://{folder}/store", folder / "recorded.tbundle"
-    from triton import knobs
-
-    listener = Listener()
-    knobs.compilation.listener = listener
-    moved = 0
+    listener, moved = steps.Listener(), 0
     match step:
         case "recorded":
             with bundler.session(store, "prod"), bundler.recording() as recording:
@@ -144,7 +128,7 @@ def _step(step: str, where: str, name: str) -> dict[str, Any]:
     return _told(bits, listener, moved)
 
 
-def _told(bits: dict[str, str], listener: Listener, moved: int) -> dict[str, Any]:
+def _told(bits: dict[str, str], listener: steps.Listener, moved: int) -> dict[str, Any]:
     found = {"bits": bits, "compiles": listener.compiles, "hits": listener.hits, "moved": moved}
     return {**found, "error": ""}
 
@@ -168,7 +152,7 @@ def positive(x_ptr):
 """
 
 
-def _with_asserts(folder: Path, store: str, listener: Listener) -> dict[str, Any]:
+def _with_asserts(folder: Path, store: str, listener: steps.Listener) -> dict[str, Any]:
     """Compile a kernel with an assert into the store, move it, and launch it with a session that
     takes what moved.
     """

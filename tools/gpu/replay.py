@@ -98,24 +98,15 @@ def row(what: str, done: dict[str, Any], ok: bool) -> Row:
     return {**done, **check(what, ok, found.strip())}
 
 
-def process(
-    folder: Path, step: str, *words: str, module: str = "tools.gpu.replay", path: Path | None = None
-) -> dict[str, Any]:
-    """Run one step of a module in a process with a cache of its own; returns what it printed last.
-
-    Args:
-        folder: what the steps share.
-        step, words: arguments of the module, with the folder after the step.
-        module: of the step.
-        path: a folder to put on the child's path.
-    """
+def process(folder: Path, step: str, *words: str) -> dict[str, Any]:
+    """Run one step in a process with a cache of its own; returns what it printed last."""
     variables = {
         "TRITON_CACHE_DIR": str(folder / "-".join(["cache", step, *words])),
         "TRITON_CACHE_AUTOTUNING": "1",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
     }
     line = (step, str(folder), *words)
-    return _told() | steps.process(module, *line, environment=variables, path=path)
+    return _told() | steps.process("tools.gpu.replay", *line, environment=variables)
 
 
 def _told(**found: Any) -> dict[str, Any]:
@@ -124,30 +115,20 @@ def _told(**found: Any) -> dict[str, Any]:
     return {**nothing, "first_ms": None, "replay_ms": None, "error": "", **found}
 
 
-def serve(
-    before: Callable[[], tuple[str, float]],
-    *,
-    late: bool = False,
-    armed: bool = True,
-    load: Callable[[], Any] = example_kernels.load,
-    witness: Witness | None = None,
-) -> dict[str, Any]:
+def serve(before: Callable[[], tuple[str, float]], *, late: bool, armed: bool) -> dict[str, Any]:
     """Call every kernel many times, and see what must not happen.
 
     Args:
         before: what a server does before traffic; returns a report and its milliseconds.
         late: load the kernels after that.
         armed: whether a compile raises.
-        load: returns what has `run_all` and `checksum`, as examples/kernels.py.
-        witness: sees it; None for one with a hook that raises.
     """
-    witness = witness or Witness()
-    kernels = None if late else load()
+    witness = Witness()
+    kernels = None if late else example_kernels.load()
     _first_use_of_the_gpu()
     report, milliseconds = before()
-    kernels = kernels or load()
-    if hasattr(kernels, "swiglu_kernel"):
-        witness.watch(kernels.swiglu_kernel)
+    kernels = kernels or example_kernels.load()
+    witness.watch(kernels.swiglu_kernel)
     if armed:
         witness.arm()
     error, numbers, launches, first_ms = "", None, 0, None
@@ -186,11 +167,11 @@ def _synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def record(folder: Path, load: Callable[[], Any] = example_kernels.load) -> dict[str, Any]:
+def record(folder: Path) -> dict[str, Any]:
     """Call everything once while it is recorded, into a bundle and a store in the folder."""
     import bundler
 
-    kernels = load()
+    kernels = example_kernels.load()
     with bundler.session(f"file://{folder}/store", "prod"), bundler.recording() as recording:
         out = kernels.run_all("cuda")
         numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}

@@ -23,6 +23,20 @@ Step = Callable[..., dict[str, Any]]
 TIMEOUT_S = 500
 
 
+class Listener:
+    """Counts what Triton's own listener hears from now on: kernels that were found, and compiled."""
+
+    def __init__(self) -> None:
+        from triton import knobs
+
+        self.hits = self.compiles = 0
+        knobs.compilation.listener = self._hear
+
+    def _hear(self, *, cache_hit: bool, **_: Any) -> None:
+        self.hits += cache_hit
+        self.compiles += not cache_hit
+
+
 def step(
     program: str, folder: Path, name: str, *words: str, cache: Path, refuse_ptxas: bool = False
 ) -> dict[str, Any]:
@@ -45,9 +59,7 @@ def step(
     return result
 
 
-def process(
-    module: str, *words: str, environment: dict[str, str], path: Path | None = None
-) -> dict[str, Any]:
+def process(module: str, *words: str, environment: dict[str, str]) -> dict[str, Any]:
     """Run a module in a process of its own; returns the JSON that it printed last, or what it said
     before it failed, as `error`.
 
@@ -55,10 +67,8 @@ def process(
         module: its full name.
         words: its arguments.
         environment: further variables.
-        path: a folder to put on its search path.
     """
-    search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
-    variables = {**os.environ, "PYTHONPATH": search, **environment}
+    variables = {**os.environ, "PYTHONPATH": python_path(), **environment}
     line = (sys.executable, "-m", module, *words)
     done = captured(*line, env=variables, timeout=TIMEOUT_S, cwd=ROOT)
     lines = done.stdout.strip().splitlines()

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that run servers' own code, from their released wheels, without a GPU; `python -m
-tools.servers --help` lists them.
+"""Released wheels of servers, whose own code tests run without a GPU; `python -m tools.servers
+--help` lists the programs.
 """

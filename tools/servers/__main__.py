@@ -9,7 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = ("wheels", "trees")
+PROGRAMS = ("wheels",)
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.servers", PROGRAMS))

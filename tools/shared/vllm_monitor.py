@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lay_out_monitor`: vLLM's own JIT monitor in a package of its name, without the rest of vLLM.
 
-`tools/gpu/monitor.py` and tests arm it.  Its file is taken from the wheel as it is; beside it are
+Tests arm it.  Its file is taken from the wheel as it is; beside it are
 the few names that it imports.
 """
 

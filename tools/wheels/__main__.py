@@ -9,7 +9,7 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = ("release", "prepare", "trial", "texts", "bill", "constraints")
+PROGRAMS = ("release", "trial", "texts", "bill", "constraints")
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.wheels", PROGRAMS))

@@ -10,7 +10,6 @@ wheel.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import email.parser
 import hashlib
@@ -24,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tools.shared import programs
 from tools.shared.processes import ROOT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -132,11 +132,7 @@ def text_of(bill: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Print the bill of the wheel in the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels bill", description=__doc__)
+    parser = programs.parser(__doc__)
     parser.add_argument("wheel", type=Path)
     sys.stdout.write(text_of(bill_of(parser.parse_args().wheel, pinned_versions())))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

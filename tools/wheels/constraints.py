@@ -8,11 +8,10 @@ constraints.txt.  It has nothing of what only the tests, the checks and the docu
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tomllib
 from pathlib import Path
 
+from tools.shared import programs
 from tools.shared.processes import ROOT
 from tools.wheels.bill import pinned_versions
 
@@ -74,12 +73,7 @@ def write(folder: Path) -> list[Path]:
 
 def main() -> int:
     """Write the files, and print their names."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels constraints", description=__doc__)
-    parser.parse_args()
+    programs.arguments(__doc__)
     for path in write(ROOT / FOLDER):
         print(path.relative_to(ROOT))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ AArch64 too; elsewhere by the compiler of the machine, for this machine alone.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import importlib.util
@@ -28,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.shared import programs
 from tools.shared.processes import ROOT, captured
 from tools.wheels import interpreters
 from tools.wheels.bill import bill_of, pinned_versions, text_of
@@ -279,22 +279,13 @@ def _run(*command: object) -> str:
 
 def main() -> int:
     """Release the commit in the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels release", description=__doc__)
+    parser = programs.parser(
+        __doc__,
+        commit=("HEAD", "what to build"),
+        once=(False, "build each file once, and compare nothing"),
+        python=([*interpreters.SUPPORTED], "versions to build for, of which those that are here"),
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--commit", default="HEAD")
-    parser.add_argument(
-        "--once", action="store_true", help="build each file once, and compare nothing"
-    )
-    parser.add_argument(
-        "--python",
-        nargs="+",
-        metavar="VERSION",
-        default=interpreters.SUPPORTED,
-        help=(
-            f"which Python versions to build for; default: {' '.join(interpreters.SUPPORTED)}, of"
-            " which those that are here"
-        ),
-    )
     arguments = parser.parse_args()
     found = interpreters.find(arguments.python)
     if not found:
@@ -310,7 +301,3 @@ def main() -> int:
     for path in release(arguments.commit, arguments.folder, found, 1 if arguments.once else 2):
         sys.stdout.write(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ section is `[Unreleased]`; a tag asks for the version and a day.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from tools.shared import programs
 from tools.shared.processes import ROOT, captured, said
 
 SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
@@ -159,23 +159,12 @@ def _is_heading(text: str) -> bool:
 
 def main() -> int:
     """Check this checkout; the status is 1 when something disagrees."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels texts", description=__doc__)
-    parser.add_argument(
-        "--tag",
-        default=said("git", "-C", ROOT, *["describe", "--exact-match", "--tags", "--match", "v*"]),
-        help="what is to be released; default: the tag of the commit, if any",
-    )
-    arguments = parser.parse_args()
-    found = [*faults(ROOT, arguments.tag), *program_faults(ROOT)]
+    about = "what is to be released; default: the tag of the commit, if any"
+    tag = programs.arguments(__doc__, tag=(str, about)).tag
+    tag = tag or said("git", "-C", ROOT, "describe", "--exact-match", "--tags", "--match", "v*")
+    found = [*faults(ROOT, tag), *program_faults(ROOT)]
     for fault in found:
         sys.stderr.write(f"texts: {fault}\n")
     if not found:
-        print(
-            "texts agree with each other, and with"
-            f" {arguments.tag or 'no tag, since the commit has none'}"
-        )
+        print(f"texts agree with each other, and with {tag or 'no tag, since the commit has none'}")
     return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ asked which file it would take where. It fails only on what it tried, and says w
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import platform
@@ -29,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tools.shared import programs
 from tools.shared.processes import ROOT, captured
 from tools.wheels.bill import pinned_versions
 from tools.wheels.interpreters import (
@@ -209,9 +209,8 @@ def _run(*command: object) -> str:
 
 def main() -> int:
     """Try the files of the folder in the command line; the status is 1 when one has a fault."""
-    parser = argparse.ArgumentParser(prog="python -m tools.wheels trial", description=__doc__)
+    parser = programs.parser(__doc__, python=([*SUPPORTED, *FREE_THREADED], "versions to try"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", nargs="+", metavar="VERSION", default=SUPPORTED + FREE_THREADED)
     arguments = parser.parse_args()
     files = sorted(
         [*arguments.folder.resolve().glob("*.whl"), *arguments.folder.resolve().glob("*.tar.gz")]
@@ -306,7 +305,3 @@ def _from_program(module: str, *words: str, expected: str = "") -> Iterator[str]
         yield (
             f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}".rstrip()
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
