@@ -25,7 +25,14 @@ from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
 from bundler.codegen.measured_fusion import FusionMeasurements
-from bundler.codegen.program_policy import ALL, NONE, TEMPLATES, WHERE_FASTER, ProgramPolicy
+from bundler.codegen.program_policy import (
+    ALL,
+    BY_RULE,
+    NONE,
+    TEMPLATES,
+    WHERE_FASTER,
+    ProgramPolicy,
+)
 from bundler.codegen.schedule import schedule_program
 from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
@@ -61,9 +68,10 @@ class GenerateOptions:
             too, and raise where results differ.
         templates: which operators of torch that a called library computes become kernels: `none`;
             `all`: products of matrices do, convolutions of patches among them, and attention, and a
-            program that would still call some operator is refused; or `where faster`: those
-            products and attentions that were measured to be faster so on the program's device, here
-            or where a tuning record is from, and none that nothing was measured of.
+            program that would still call some operator is refused; `where faster`: those products
+            and attentions that were measured to be faster so on the program's device, here or where
+            a tuning record is from, and none that nothing was measured of; or `by rule`: those
+            products that cuBLAS is known to be slow at (`uneven_results`).
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
@@ -440,6 +448,9 @@ def program_of_graph(
             choices = importlib.import_module("bundler.codegen.measured_templates")
             make = partial(program_of_graph, guarded=True)
             faster, decisions = choices.faster_templates(placed, options, make)
+        if options.templates == BY_RULE and not options.policy.deterministic:
+            rules = importlib.import_module("bundler.codegen.uneven_products")
+            faster = rules.uneven_results(placed)
         lowering = importlib.import_module("bundler.codegen.lower")
         graph = lowering.lower_graph(
             placed,

@@ -17,8 +17,8 @@ from bundler.runtime.heuristics.facts import Policy
 from bundler.runtime.tuning.descent import Descent
 
 #: Which operators of torch become kernels of a template.
-TEMPLATES = ("none", "all", "where faster")
-NONE, ALL, WHERE_FASTER = TEMPLATES
+TEMPLATES = ("none", "all", "where faster", "by rule")
+NONE, ALL, WHERE_FASTER, BY_RULE = TEMPLATES
 _UNMEASURED = frozenset({"deterministic", "use_tensor_descriptor", "cooperative_reductions"})
 
 

@@ -32,7 +32,8 @@ from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
-from bundler.codegen.program_policy import NONE, ProgramPolicy
+from bundler.codegen.program_policy import BY_RULE, ProgramPolicy
+from bundler.codegen.uneven_products import with_even_operands
 from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
@@ -95,7 +96,7 @@ def triton_bundler(
     """
     chosen = dict(options or {})
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
-    workers, templates = chosen.pop("workers", None), chosen.pop("templates", NONE)
+    workers, templates = chosen.pop("workers", None), chosen.pop("templates", BY_RULE)
     worker_count(workers)
     switches = _switches(chosen, mode)
     keep = switches["keep"]
@@ -107,6 +108,9 @@ def triton_bundler(
         policy=policy,
         templates=templates,
     )
+    taken_apart = decompositions()
+    if templates == BY_RULE and not policy.deterministic:
+        taken_apart = taken_apart | {aten.mm.default: _product}
     before = len(programs)
     compiler = partial(
         compile_graph, programs=programs, options=generated, workers=workers, keep=keep
@@ -115,7 +119,7 @@ def triton_bundler(
         fw_compiler=partial(_compile_forward, compiler=compiler),
         bw_compiler=partial(_compile_backward, compiler=compiler),
         inference_compiler=compiler,
-        decompositions=decompositions(),
+        decompositions=taken_apart,
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -158,6 +162,12 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
     for name, on in chosen.items():
         named[_ALSO_CALLED.get(name, name)] |= on
     return {**_SWITCHES, **MODES[mode], **named}
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> Any:
+    """Take a product of matrices apart where a column and a row make it, or rows are uneven."""
+    found = decompositions()[aten.mm.default](left, right)
+    return with_even_operands(left, right) if found is NotImplemented else found
 
 
 def _compile_forward(

@@ -240,7 +240,7 @@ def test_the_device_is_part_of_a_graphs_key(monkeypatch):
 
 def test_other_words_are_refused():
     """By torch.compile as by `generate`."""
-    words = "templates='some': expected one of 'none', 'all', 'where faster'"
+    words = "templates='some': expected one of 'none', 'all', 'where faster', 'by rule'"
     with pytest.raises(ConfigError, match=words) as caught:
         GenerateOptions(templates="some")
     assert caught.value.facts["got"] == "some"

@@ -69,8 +69,8 @@ _INPUTS = "example_inputs"
     "--templates WHICH",
     "all: products of matrices and attention become kernels, too, and what torch would still"
     " compute is refused; none: these are called; where faster: as a measurement on the GPU here,"
-    " or a tuning record, says of each.",
-    type=click.Choice(["all", "none", "where faster"]),
+    " or a tuning record, says of each; by rule: products that cuBLAS is known to be slow at.",
+    type=click.Choice(["all", "none", "where faster", "by rule"]),
     default="none",
 )
 @flag("--show", "Print the generated kernels.")
