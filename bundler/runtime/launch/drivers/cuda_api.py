@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint8, c_uint64, c_void_p
 
+from bundler.runtime.launch.drivers.native_pool import CallTable
+
 LIBRARY = "libcuda.so.1"
 
 NOT_INITIALIZED, NO_BINARY_FOR_GPU = 3, 209
@@ -80,35 +82,35 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
 }
 # Of memory pools, which programs without another library of arrays have; looked up when one is
 # made.
-POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
-    "cuMemPoolCreate": (_OUT, c_void_p),
-    "cuMemPoolDestroy": (c_void_p,),
-    "cuMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
-    "cuMemPoolTrimTo": (c_void_p, c_size_t),
-    "cuMemAllocFromPoolAsync": (POINTER(c_uint64), c_size_t, c_void_p, c_void_p),
-    "cuMemFreeAsync": (c_uint64, c_void_p),
-    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
-    "cuMemHostAlloc": (POINTER(c_uint64), c_size_t, c_uint),
-    "cuMemFreeHost": (c_uint64,),
-    "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
-    "cuMemsetD8Async": (c_uint64, c_uint8, c_size_t, c_void_p),
-    "cuStreamCreate": (_OUT, c_uint),
-    "cuStreamDestroy_v2": (c_void_p,),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuEventCreate": (_OUT, c_uint),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+POOL: CallTable = {
+    "create": ("cuMemPoolCreate", (_OUT, c_void_p)),
+    "destroy": ("cuMemPoolDestroy", (c_void_p,)),
+    "set_attribute": ("cuMemPoolSetAttribute", (c_void_p, c_int, c_void_p)),
+    "trim": ("cuMemPoolTrimTo", (c_void_p, c_size_t)),
+    "allocate": ("cuMemAllocFromPoolAsync", (POINTER(c_uint64), c_size_t, c_void_p, c_void_p)),
+    "free": ("cuMemFreeAsync", (c_uint64, c_void_p)),
+    "info": ("cuMemGetInfo_v2", (POINTER(c_size_t), POINTER(c_size_t))),
+    "pin": ("cuMemHostAlloc", (POINTER(c_uint64), c_size_t, c_uint)),
+    "unpin": ("cuMemFreeHost", (c_uint64,)),
+    "copy": ("cuMemcpyAsync", (c_uint64, c_uint64, c_size_t, c_void_p)),
+    "fill": ("cuMemsetD8Async", (c_uint64, c_uint8, c_size_t, c_void_p)),
+    "new_stream": ("cuStreamCreate", (_OUT, c_uint)),
+    "drop_stream": ("cuStreamDestroy_v2", (c_void_p,)),
+    "synchronize": ("cuStreamSynchronize", (c_void_p,)),
+    "new_event": ("cuEventCreate", (_OUT, c_uint)),
+    "drop_event": ("cuEventDestroy_v2", (c_void_p,)),
+    "record": ("cuEventRecord", (c_void_p, c_void_p)),
+    "wait": ("cuStreamWaitEvent", (c_void_p, c_void_p, c_uint)),
 }
 # Of graphs, which came later; looked up when the first is captured.
-GRAPH_SIGNATURES: dict[str, tuple[object, ...]] = {
-    "cuStreamIsCapturing": (c_void_p, _OUT_INT),
-    "cuStreamBeginCapture_v2": (c_void_p, c_int),
-    "cuStreamEndCapture": (c_void_p, _OUT),
-    "cuGraphInstantiateWithFlags": (_OUT, c_void_p, c_uint64),
-    "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuGraphDestroy": (c_void_p,),
-    "cuGraphExecDestroy": (c_void_p,),
+GRAPHS: CallTable = {
+    "is_capturing": ("cuStreamIsCapturing", (c_void_p, _OUT_INT)),
+    "begin": ("cuStreamBeginCapture_v2", (c_void_p, c_int)),
+    "end": ("cuStreamEndCapture", (c_void_p, _OUT)),
+    "instantiate": ("cuGraphInstantiateWithFlags", (_OUT, c_void_p, c_uint64)),
+    "launch": ("cuGraphLaunch", (c_void_p, c_void_p)),
+    "drop_template": ("cuGraphDestroy", (c_void_p,)),
+    "drop": ("cuGraphExecDestroy", (c_void_p,)),
 }
 # What the extension calls to load a binary, in the order in which it takes their addresses.
 LOADING = (

@@ -17,7 +17,7 @@ from bundler.runtime.launch.drivers import hip_api as api
 from bundler.runtime.launch.drivers.hip_library import library_path
 from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
 from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
-from bundler.runtime.launch.drivers.native_pool import GraphCalls, PoolCalls
+from bundler.runtime.launch.drivers.native_pool import PoolCalls
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
 _CALLS = Calls(
@@ -38,39 +38,7 @@ _CALLS = Calls(
         api.COOPERATIVE_LAUNCH,
     ),
 )
-_POOL_CALLS = PoolCalls(
-    create="hipMemPoolCreate",
-    destroy="hipMemPoolDestroy",
-    set_attribute="hipMemPoolSetAttribute",
-    trim="hipMemPoolTrimTo",
-    allocate="hipMallocFromPoolAsync",
-    free="hipFreeAsync",
-    info="hipMemGetInfo",
-    pin="hipHostMalloc",
-    unpin="hipHostFree",
-    copy="hipMemcpyAsync",
-    fill="hipMemsetAsync",
-    new_stream="hipStreamCreateWithFlags",
-    drop_stream="hipStreamDestroy",
-    synchronize="hipStreamSynchronize",
-    new_event="hipEventCreateWithFlags",
-    drop_event="hipEventDestroy",
-    record="hipEventRecord",
-    wait="hipStreamWaitEvent",
-    signatures=api.POOL_SIGNATURES,
-    kind=10,
-    graphs=GraphCalls(
-        is_capturing="hipStreamIsCapturing",
-        begin="hipStreamBeginCapture",
-        end="hipStreamEndCapture",
-        instantiate="hipGraphInstantiateWithFlags",
-        launch="hipGraphLaunch",
-        drop_template="hipGraphDestroy",
-        drop="hipGraphExecDestroy",
-        signatures=api.GRAPH_SIGNATURES,
-    ),
-    copied=(api.COPY_BY_ADDRESS,),
-)
+_POOL_CALLS = PoolCalls(api.POOL, api.GRAPHS, kind=10, copied=(api.COPY_BY_ADDRESS,))
 
 
 class HipDriver(NativeDriver):
