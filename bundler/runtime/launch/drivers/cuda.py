@@ -15,28 +15,10 @@ from typing import Any, ClassVar, NoReturn
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.runtime.launch.drivers import cuda_api as api
 from bundler.runtime.launch.drivers.launchers import Leave, image_loader, packed_attributes
-from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Calls, Library, NativeDriver
+from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Library, NativeDriver
 from bundler.runtime.launch.drivers.native_pool import PoolCalls
 from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
-_CALLS = Calls(
-    device_count="cuDeviceGetCount",
-    device_attribute="cuDeviceGetAttribute",
-    module_load="cuModuleLoadData",
-    module_unload="cuModuleUnload",
-    module_function="cuModuleGetFunction",
-    function_attribute="cuFuncGetAttribute",
-    allocate="cuMemAllocAsync",
-    free="cuMemFreeAsync",
-    current_place="cuCtxGetCurrent",
-    asked=(
-        api.MAX_THREADS_PER_BLOCK,
-        api.MAX_SHARED_OPTIN,
-        api.WARP_SIZE,
-        api.MULTIPROCESSORS,
-        api.COOPERATIVE_LAUNCH,
-    ),
-)
 _POOL_CALLS = PoolCalls(api.POOL, api.GRAPHS, kind=2)
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver
 # launches a kernel that needs more only after its limit was raised with cuFuncSetAttribute.
@@ -63,7 +45,14 @@ class CudaDriver(NativeDriver):
     """
 
     backend = "cuda"
-    calls = _CALLS
+    calls = api.CALLS
+    asked = (
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED_OPTIN,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    )
     pool_calls = _POOL_CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset(
         {api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED}

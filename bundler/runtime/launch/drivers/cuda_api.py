@@ -37,30 +37,35 @@ TENSOR_MAP_TF32 = 11
 
 _OUT = POINTER(c_void_p)
 _OUT_INT = POINTER(c_int)
-# Argument types by function; each returns a status.
+# What both drivers call, as HIP's API mirrors CUDA's -> the function, and its argument types; each
+# returns a status.  `current_place` writes the place of the thread: a context of CUDA, a device of
+# HIP.
+CALLS: CallTable = {
+    "device_count": ("cuDeviceGetCount", (_OUT_INT,)),
+    "device_attribute": ("cuDeviceGetAttribute", (_OUT_INT, c_int, c_int)),
+    "module_load": ("cuModuleLoadData", (_OUT, c_char_p)),
+    "module_unload": ("cuModuleUnload", (c_void_p,)),
+    "module_function": ("cuModuleGetFunction", (_OUT, c_void_p, c_char_p)),
+    "function_attribute": ("cuFuncGetAttribute", (_OUT_INT, c_int, c_void_p)),
+    "allocate": ("cuMemAllocAsync", (POINTER(c_uint64), c_size_t, c_void_p)),
+    "free": ("cuMemFreeAsync", (c_uint64, c_void_p)),
+    "current_place": ("cuCtxGetCurrent", (_OUT,)),
+}
+# Argument types of all functions that every library has.
 SIGNATURES: dict[str, tuple[object, ...]] = {
+    **dict(CALLS.values()),
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (_OUT_INT,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
-    "cuDeviceGetCount": (_OUT_INT,),
-    "cuDeviceGet": (_OUT_INT, c_int),
-    "cuDeviceGetAttribute": (_OUT_INT, c_int, c_int),
     "cuDevicePrimaryCtxRetain": (_OUT, c_int),
-    "cuCtxGetCurrent": (_OUT,),
     "cuCtxSetCurrent": (c_void_p,),
     "cuCtxGetDevice": (_OUT_INT,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (_OUT,),
-    "cuModuleLoadData": (_OUT, c_char_p),
-    "cuModuleUnload": (c_void_p,),
-    "cuModuleGetFunction": (_OUT, c_void_p, c_char_p),
-    "cuFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuFuncSetCacheConfig": (c_void_p, c_int),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
-    "cuMemAllocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
-    "cuMemFreeAsync": (c_uint64, c_void_p),
 }
 # Newer than the rest: a driver before CUDA 12 lacks them, and then the kernels that need them are
 # refused.

@@ -16,28 +16,10 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch.drivers import hip_api as api
 from bundler.runtime.launch.drivers.hip_library import library_path
 from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
-from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.drivers.native_driver import Library, NativeDriver, NativeModule
 from bundler.runtime.launch.drivers.native_pool import PoolCalls
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
-_CALLS = Calls(
-    device_count="hipGetDeviceCount",
-    device_attribute="hipDeviceGetAttribute",
-    module_load="hipModuleLoadData",
-    module_unload="hipModuleUnload",
-    module_function="hipModuleGetFunction",
-    function_attribute="hipFuncGetAttribute",
-    allocate="hipMallocAsync",
-    free="hipFreeAsync",
-    current_place="hipGetDevice",
-    asked=(
-        api.MAX_THREADS_PER_BLOCK,
-        api.MAX_SHARED,
-        api.WARP_SIZE,
-        api.MULTIPROCESSORS,
-        api.COOPERATIVE_LAUNCH,
-    ),
-)
 _POOL_CALLS = PoolCalls(api.POOL, api.GRAPHS, kind=10, copied=(api.COPY_BY_ADDRESS,))
 
 
@@ -50,7 +32,14 @@ class HipDriver(NativeDriver):
     """
 
     backend = "hip"
-    calls = _CALLS
+    calls = api.CALLS
+    asked = (
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    )
     pool_calls = _POOL_CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset(
         {api.INVALID_DEVICE, api.INVALID_HANDLE, api.INVALID_CONTEXT}

@@ -58,22 +58,26 @@ NAMES = {
 }
 
 _OUT, _OUT_INT = POINTER(c_void_p), POINTER(c_int)
-# Argument types by function; each returns a status.
+# What both drivers call, as CUDA's in `cuda_api`.
+CALLS: CallTable = {
+    "device_count": ("hipGetDeviceCount", (_OUT_INT,)),
+    "device_attribute": ("hipDeviceGetAttribute", (_OUT_INT, c_int, c_int)),
+    "module_load": ("hipModuleLoadData", (_OUT, c_char_p)),
+    "module_unload": ("hipModuleUnload", (c_void_p,)),
+    "module_function": ("hipModuleGetFunction", (_OUT, c_void_p, c_char_p)),
+    "function_attribute": ("hipFuncGetAttribute", (_OUT_INT, c_int, c_void_p)),
+    "allocate": ("hipMallocAsync", (POINTER(c_uint64), c_size_t, c_void_p)),
+    "free": ("hipFreeAsync", (c_uint64, c_void_p)),
+    "current_place": ("hipGetDevice", (_OUT_INT,)),
+}
+# Argument types of all functions that every library has.
 SIGNATURES: dict[str, tuple[object, ...]] = {
+    **dict(CALLS.values()),
     "hipInit": (c_uint,),
     "hipGetLastError": (),
-    "hipGetDeviceCount": (_OUT_INT,),
-    "hipGetDevice": (_OUT_INT,),
     "hipSetDevice": (c_int,),
-    "hipDeviceGetAttribute": (_OUT_INT, c_int, c_int),
     "hipGetDevicePropertiesR0600": (c_void_p, c_int),
-    "hipModuleLoadData": (_OUT, c_char_p),
-    "hipModuleUnload": (c_void_p,),
-    "hipModuleGetFunction": (_OUT, c_void_p, c_char_p),
-    "hipFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
     "hipPointerGetAttributes": (c_void_p, c_void_p),
-    "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
-    "hipFreeAsync": (c_uint64, c_void_p),
 }
 # Of memory pools, as CUDA's in `cuda_api`.
 POOL: CallTable = {
