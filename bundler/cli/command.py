@@ -383,6 +383,4 @@ def _candidates(keys: dict[str, str]) -> str:
         n for n in range(wording.KEY_CHARACTERS, 65) if len({key[:n] for key in keys}) == len(keys)
     )
     shown = [f"{key[:length]}… ({name})" for key, name in sorted(keys.items())]
-    return ", ".join(shown[:KERNELS_NAMED]) + (
-        f" and {len(shown) - KERNELS_NAMED} more" if len(shown) > KERNELS_NAMED else ""
-    )
+    return wording.listed(shown, KERNELS_NAMED)

@@ -190,9 +190,7 @@ def pack(
     show_contents(screen, bundle)
     screen.reasons("left out", bundle.left_out)
     screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-    screen.finish(
-        {**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out}
-    )
+    screen.finish({**written(bundle, output, size), "left_out": bundle.left_out})
 
 
 def save(screen: Screen, bundle: Bundle, output: str, level: int = ZSTD_LEVEL) -> int:
@@ -206,6 +204,11 @@ def save(screen: Screen, bundle: Bundle, output: str, level: int = ZSTD_LEVEL) -
         bar.watching(bundle).save(output, level=level)
     with os_errors(output, "read"):
         return os.stat(output).st_size
+
+
+def written(bundle: Bundle, output: str, size_bytes: int) -> dict[str, Any]:
+    """Return what is in a bundle that was written, and where, for `--json`."""
+    return {**contents(bundle), "path": output, "size_bytes": size_bytes}
 
 
 def check_output(output: str) -> None:
@@ -339,7 +342,4 @@ def memory_words(program: ProgramSummary) -> str:
 
 
 def _listed(words: Sequence[str], nothing: str = "none") -> str:
-    more = len(words) - _WORDS_SHOWN
-    return (", ".join(words[:_WORDS_SHOWN]) or nothing) + (
-        f" and {more:,} more" if more > 0 else ""
-    )
+    return wording.listed(words, _WORDS_SHOWN) or nothing

@@ -29,6 +29,7 @@ _STEP = 1000
 _SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 plain = summary.printable
 count = summary.count
+listed = summary.listed
 plural = summary.plural
 
 # The library names its arguments where a command has options; here each such phrase is said as the

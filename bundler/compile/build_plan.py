@@ -350,14 +350,11 @@ class Retarget:
         bundle: what was recorded; nothing of it is executed.
         modules: where the sources are: files or dotted names; they are imported, so the caller must
             trust them.
-        from_ir: whether a kernel whose source is not there is built from its IR, else it is a
-            failure.
     """
 
     plan: Plan
     bundle: Bundle
     modules: Sequence[str] = ()
-    from_ir: bool = True
     _sources: dict[Target, dict[tuple[str, str, str], tuple[SourceRef, Any]]] = field(
         default_factory=dict
     )
@@ -485,10 +482,6 @@ class Retarget:
 
     def _ir(self, kernel: Kernel, target: Target) -> bytes:
         where = "its source is not in the modules given"
-        if not self.from_ir:
-            raise CompileFailed(
-                f"{kernel.name}: {where}, and IR was not asked for", name=kernel.name, reason=where
-            )
         artifact = next(
             (artifact for artifact in kernel.artifacts if artifact.kind == IR_KIND), None
         )

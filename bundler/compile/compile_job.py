@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from msgspec.structs import astuple
+import msgspec
 
 from bundler.compile import module_import
 from bundler.compile.source_modules import source_module
@@ -45,8 +45,6 @@ _KINDS = ("module", "text", "ir")
 _NEEDED = frozenset({"signature", "target"})
 _KNOWN = _NEEDED | {"constants", "attributes", "options", "function"}
 _ALIGNED = "tt.divisibility"
-_MAYBE_BYTES = (bytes, type(None))
-_MAYBE_TEXT = (str, type(None))
 _MICROSECOND = 1e-6
 
 
@@ -141,7 +139,7 @@ class Job:
     @staticmethod
     def from_bytes(data: bytes) -> Job:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
-        kinds = (str, *[list] * 6, str, (bool, type(None)), _MAYBE_BYTES)
+        kinds = (str, *[list] * 6, str, (bool, type(None)), (bytes, type(None)))
         name, source, signature, constants, attributes, options, target, key, first, facts = (
             wire.fields(wire.unpack(data, "job"), "job", *kinds)
         )
@@ -188,21 +186,13 @@ class Compiled:
     parts: bytes | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the positional msgpack form."""
-        stages, toolchain = [*map(list, self.stages)], [*astuple(self.toolchain)]
-        start = [self.key, self.directory, self.seconds, stages, self.hit]
-        return wire.pack([*start, toolchain, self.facts, self.parts])
+        """Return the msgpack form."""
+        return wire.pack(self)
 
     @staticmethod
     def from_bytes(data: bytes) -> Compiled:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
-        kinds = (str, str, float, list, bool, list, _MAYBE_BYTES, _MAYBE_BYTES)
-        key, directory, seconds, stages, hit, toolchain, facts, parts = wire.fields(
-            wire.unpack(data, "result"), "result", *kinds
-        )
-        times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
-        who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
-        return Compiled(key, directory, seconds, times, hit, who, facts, parts)
+        return wire.decode(data, _RESULTS, "result")
 
     def add_to(self, builder: Builder) -> str | None:
         """Add the kernel to a bundle under construction; returns why it is left out, None when it
@@ -213,6 +203,9 @@ class Compiled:
         if builder.add_directory(self.key, Observation(layouts=("triton",), times_us=times), known):
             return None
         return dict(builder.left_out)[self.key]
+
+
+_RESULTS = msgspec.msgpack.Decoder(Compiled)
 
 
 def source_job(name: str, text: Any, meta: Any) -> Job:

@@ -351,7 +351,7 @@ def run_job(message: bytes) -> bytes:
     differences = asked.compiler.differences(here) + _source_differs(asked)
     if differences:
         return _refused(differences)
-    return wire.encode(Outcomes(worker_name(), _WORKER.run(asked)))
+    return wire.pack(Outcomes(worker_name(), _WORKER.run(asked)))
 
 
 def compile_apart(payload: bytes, cache_dir: str) -> bytes:
@@ -508,7 +508,7 @@ class _ProcessEnded(Exception):
 
 
 def _refused(differences: list[str]) -> bytes:
-    return wire.encode(Refusal(worker_name(), [*map(tail, differences)]))
+    return wire.pack(Refusal(worker_name(), [*map(tail, differences)]))
 
 
 def _source_differs(asked: EngineMessage) -> list[str]:

@@ -412,7 +412,7 @@ class ExecutorPool:
             stores=self._stores,
             client=self._client,
         )
-        return wire.encode(message)
+        return wire.pack(message)
 
     def _handle(self, tried: _Try, done: Future[bytes]) -> None:
         # The engine keeps a result on its worker as long as there is a reference to its future, and

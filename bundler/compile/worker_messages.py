@@ -78,7 +78,7 @@ class JobEnvironment(Struct, array_like=True, frozen=True):
 
 def frame(message: list[Any]) -> bytes:
     """Return a message ready for a stream; raises `LimitExceeded` when it is too large."""
-    data = wire.encode(message)
+    data = wire.pack(message)
     if len(data) > MESSAGE_BYTES:
         raise LimitExceeded(
             f"a message of {len(data)} bytes for a compile worker is over the limit of"

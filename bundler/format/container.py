@@ -285,7 +285,7 @@ def write_end(
     """Write the table of a container whose sections were written and end at a position, then its
     header.
     """
-    table = wire.encode(sections)
+    table = wire.pack(sections)
     out.write(table)
     head = HEADER.pack(MAGIC, MAJOR, MINOR, 0, 0, compatible_flags, position, len(table))
     out.seek(0)

@@ -195,6 +195,16 @@ def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
     raise FormatError(f"{entry}: the device binary has no kernel of that name", kernel=entry)
 
 
+def natural(said: dict[Any, Any], key: str, most: int, entry: str) -> int:
+    """Return a figure of an hsaco's metadata; raises `FormatError` when it is no whole number from
+    0 to `most`.
+    """
+    value = said.get(key)
+    if type(value) is not int or not 0 <= value <= most:
+        raise FormatError(f"{entry}: the hsaco has {value!r:.40} for {key}", kernel=entry, key=key)
+    return value
+
+
 def _check_length(size: int, what: str) -> None:
     if size > _MAX_METADATA_BYTES:
         raise LimitExceeded(

@@ -119,7 +119,7 @@ def stored_digest(sections: Iterable[Section]) -> str:
         for section in sections
         if section.kind != SIGNATURES
     ]
-    return sha256(wire.encode(rows)).hex()
+    return sha256(wire.pack(rows)).hex()
 
 
 def write_signed(

@@ -58,6 +58,12 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {plural(number, noun)}"
 
 
+def listed(words: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return words in a line; of many the first, and how many more there are."""
+    more = len(words) - most
+    return separator.join(words[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def short(text: str) -> str:
     """Return the beginning of a text, or enough of a digest to recognise it."""
     most = _DIGEST_CHARACTERS if text.startswith(_DIGEST) else _TEXT_CHARACTERS

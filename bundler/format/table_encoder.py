@@ -168,7 +168,7 @@ def encode_tables(
         ]
         # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many
         # seconds.
-        return Raw(wire.encode(row))
+        return Raw(wire.pack(row))
 
     def placed(entry: TuningFile | HelperLibrary | Opaque, *more: str) -> list[Any]:
         artifact = entry.artifact
@@ -177,7 +177,7 @@ def encode_tables(
         return [entry.path, index[digest_raw(artifact.digest)], spans, *more]
 
     rows = [kernel(k) for k in kernels]
-    return wire.encode(
+    return wire.pack(
         [
             SCHEMA,
             b"".join([raw for raw, _ in blobs]),
@@ -199,7 +199,7 @@ def encode_tables(
 
 def _packed_spec(kernel: Kernel) -> bytes:
     entry, *rest = kernel.spec.to_wire()
-    return wire.encode([None if entry == kernel.name else entry, *rest])
+    return wire.pack([None if entry == kernel.name else entry, *rest])
 
 
 @functools.lru_cache(maxsize=4096)

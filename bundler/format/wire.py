@@ -49,24 +49,12 @@ _PLAIN = frozenset({list, str, bytes, int, float, bool, type(None)})
 
 
 def pack(data: Any) -> bytes:
-    """Encode nested lists of scalars; the same data gives the same bytes everywhere.
+    """Encode nested arrays of scalars and records; the same data gives the same bytes everywhere.
+    Among the data may be what is encoded already, as `msgspec.Raw`.
 
     Raises:
         FormatError: a string is not Unicode text, or an integer needs more than 64 bits.
     """
-    import msgpack  # who only reads bundles needs msgspec alone
-
-    try:
-        packed: bytes = msgpack.packb(data, use_bin_type=True)
-    except (ValueError, OverflowError) as error:
-        raise FormatError(
-            f"cannot be stored: {error}; expected Unicode text and integers of 64 bits"
-        ) from error
-    return packed
-
-
-def encode(data: Any) -> bytes:
-    """Encode as `pack` does; among the data may be what is encoded already, as `msgspec.Raw`."""
     try:
         return msgspec.msgpack.encode(data)
     except (*MSGSPEC_ERRORS, OverflowError) as error:
@@ -220,7 +208,7 @@ def decode_each(
             decode(member, decoder, what, limits) for member in members
         ]  # which says what is wrong
     # All at once: whatever is encoded already stays as it is.
-    if not open_ended and encode(records) != encode([*map(msgspec.Raw, members)]):
+    if not open_ended and pack(records) != pack([*map(msgspec.Raw, members)]):
         for member, record in zip(members, records, strict=True):
             check_canonical(member, record, what)
     return records

@@ -132,11 +132,9 @@ def only_image(index: Index, where: str) -> str:
     return images[0]
 
 
-def descriptor(
-    media_type: str, data: bytes, annotations: dict[str, str] | None = None
-) -> Descriptor:
+def descriptor(media_type: str, data: bytes) -> Descriptor:
     """Return how manifests name these bytes."""
-    return Descriptor(media_type, digest_of(data), len(data), "", annotations or {})
+    return Descriptor(media_type, digest_of(data), len(data))
 
 
 def _decoded(found: ImageManifest, kind: type[T], where: str) -> T:

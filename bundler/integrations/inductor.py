@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from bundler.errors import ConfigError, NotFound, RecordingError
 from bundler.format import names
-from bundler.format.bundle import Bundle, Keep, require_content
+from bundler.format.bundle import Bundle, Keep, check_keep, require_content
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
 from bundler.format.manifest import Observation
@@ -76,8 +76,7 @@ def save(
         named, and its whole cache
             directory is packed as it is.
     """
-    if keep not in ("all", "launch"):
-        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    check_keep(keep)
     if not inductor_caches.is_installed():
         raise RecordingError(_NO_TORCH)
     missing = inductor_caches.missing()

@@ -18,6 +18,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target
 from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
 from bundler.format.metadata import parse_metadata
+from bundler.format.summary import listed
 from bundler.toolchain import identity
 from bundler.toolchain.keytext import ADVICE, COLUMN_PART, PATH_PART
 from bundler.toolchain.recording.spool_records import SpooledEvent
@@ -346,8 +347,7 @@ def _short_list(text: str | None) -> str:
         if len(", ".join([*shown, item])) > _SHOWN_ITEM:
             break
         shown.append(item)
-    more = len(items) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return listed([*shown, *items[len(shown) :]], len(shown))
 
 
 def _cut(text: str, most: int) -> str:

@@ -33,6 +33,7 @@ from bundler.format.device_elf import (
     amd_kernel,
     attributes,
     content_of,
+    natural,
     sections,
     symbol_named,
     why_unusable,
@@ -235,8 +236,11 @@ def _banks_of(
 
 def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
     said = amd_kernel(image, entry)
-    shared, stack, arguments = (_natural(said, key, entry) for key in _DESCRIBED)
-    vectors, scalars = _natural(said, ".vgpr_count", entry), _natural(said, ".sgpr_count", entry)
+    shared, stack, arguments = (natural(said, key, _MOST, entry) for key in _DESCRIBED)
+    vectors, scalars = (
+        natural(said, ".vgpr_count", _MOST, entry),
+        natural(said, ".sgpr_count", _MOST, entry),
+    )
     accumulation = _optional(said, ".agpr_count", entry)
     *described, third, first = _descriptor(image, said, entry)
     for key, other in zip(_DESCRIBED, described, strict=True):
@@ -279,15 +283,8 @@ def _agree(key: str, noted: int, described: int, entry: str, *, room: bool = Fal
         )
 
 
-def _natural(said: dict[Any, Any], key: str, entry: str) -> int:
-    value = said.get(key)
-    if type(value) is not int or not 0 <= value <= _MOST:
-        raise FormatError(f"{entry}: the hsaco has {value!r:.40} for {key}", kernel=entry, key=key)
-    return value
-
-
 def _optional(said: dict[Any, Any], key: str, entry: str) -> int | None:
-    return _natural(said, key, entry) if key in said else None
+    return natural(said, key, _MOST, entry) if key in said else None
 
 
 def _descriptor(image: bytes, said: dict[Any, Any], entry: str) -> tuple[int, ...]:

@@ -531,11 +531,7 @@ def _named_of_fla(config: Any, where: str) -> Named:
         )
     counts = {name: config[name] for name in COUNTS if name in config}
     kwargs = named_of_fields(config["kwargs"] | counts, where)
-    options = {
-        name: value
-        for name, value in config.items()
-        if name not in {"kwargs", _HOOK, *COUNTS} and value is not None
-    }
+    options = _options(config)
     named_of_fields(options, where)
     return kwargs + tuple((OPTION + name, encode(options[name])) for name in sorted(options))
 
@@ -719,6 +715,14 @@ def results_key(text: str | bytes) -> str:
         return ""
 
 
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in {"kwargs", _HOOK, *COUNTS} and value is not None
+    }
+
+
 def _named(config: Mapping[str, Any]) -> Named:
     kwargs = config["kwargs"]
     if not isinstance(kwargs, dict):
@@ -727,11 +731,7 @@ def _named(config: Mapping[str, Any]) -> Named:
     for name, value in counts.items():
         if type(value) is not int and not (value is None and name == "maxnreg"):
             raise TypeError(f"{name} is {value!r}")
-    options = {
-        name: value
-        for name, value in config.items()
-        if name not in {"kwargs", _HOOK, *COUNTS} and value is not None
-    }
+    options = _options(config)
     return _in_order(kwargs, counts, options)
 
 

@@ -2,7 +2,7 @@
 """`StoreServer`: hands on what a store has to other machines, over HTTP, for reading.
 
 `Store.serve` makes one of an open store, and the command `serve` of what it was given
-(`bundler/lifecycle/served_sources.py`).
+(`bundler/cli/stores/serve_command.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def names(message):
 def answered(call, *keys):
     """Answer a message as a worker does whose jobs took a millisecond each."""
     done = [Done(Compiled(key, "", 0.0, (), hit=False).to_bytes(), b"", 0.001) for key in keys]
-    call[1].set_result(wire.encode(Outcomes("host:1", done)))
+    call[1].set_result(wire.pack(Outcomes("host:1", done)))
 
 
 class Group:
@@ -127,9 +127,9 @@ def test_jobs_whose_worker_is_lost_are_tried_alone(group):
 def test_jobs_that_a_worker_refuses_are_each_refused_twice(group):
     """By two workers, each for itself."""
     made = group("echo a", "echo b", "echo c")
-    made.call[1].set_result(wire.encode(Refusal("host:1", [b"Triton 1, expected 2"])))
+    made.call[1].set_result(wire.pack(Refusal("host:1", [b"Triton 1, expected 2"])))
     for call in made.alone().values():
-        call[1].set_result(wire.encode(Refusal("other:2", [b"Triton 3, expected 2"])))
+        call[1].set_result(wire.pack(Refusal("other:2", [b"Triton 3, expected 2"])))
     for name, future in zip("abc", made.futures, strict=True):
         with pytest.raises(ToolchainMismatch, match=f"^echo {name}: .*Triton 1.*Triton 3"):
             future.result(PATIENCE_S)
@@ -169,7 +169,7 @@ def test_an_answer_about_other_jobs_is_none(group):
 def test_what_is_no_answer_is_refused(answer):
     """Members of another kind, and such as are over the limits."""
     with pytest.raises(FormatError, match="answer of an engine's worker"):
-        read_answer(wire.encode(answer))
+        read_answer(wire.pack(answer))
 
 
 def filled(count, seconds, workers=1):

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from bundler.cli.bundles.extraction import disassemble
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.entries import Target
 from bundler.toolchain import ptxas
-from bundler.toolchain.disassembly import disassemble
 
 CUDA, HIP = Target.parse("cuda:90"), Target.parse("hip:gfx942")
 

@@ -373,8 +373,7 @@ def _facts(built: BuildResult) -> dict[str, Any]:
 def _named(failures: Sequence[Failure]) -> str:
     """Return what failed, by name and target; of many the first."""
     named = list(dict.fromkeys(f"{failure.name} for {failure.target}" for failure in failures))
-    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more
+    return wording.listed(named, _NAMED)
 
 
 def _check(screen: Screen, plan: Plan, store: Store) -> int:

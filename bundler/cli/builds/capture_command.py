@@ -33,7 +33,7 @@ from bundler.cli.command import (
     targets_option,
 )
 from bundler.cli.interruption import SIGNAL_STATUS
-from bundler.cli.pack import check_output, contents, save, show_contents
+from bundler.cli.pack import check_output, save, show_contents, written
 from bundler.cli.terminal import Screen
 from bundler.compile.captured_program import BUNDLE, MODULE, REPORT, CaptureRequest, Kind
 from bundler.errors import ConfigError, NotFound, RecordingError
@@ -251,7 +251,7 @@ def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
     size = save(screen, bundle, output)
     show_contents(screen, bundle)
     screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-    screen.finish({**contents(bundle), "path": output, "size_bytes": size, **facts})
+    screen.finish({**written(bundle, output, size), **facts})
     for part in parts:
         part.close()
     return status or (PROBLEM if failed else FINE)
@@ -282,15 +282,13 @@ def _tell_guesses(screen: Screen, guesses: Sequence[dict[str, Any]]) -> None:
     """List the lines that depend on data, each whole, since somebody will look at them."""
     if guesses:
         screen.line(f"depends on data: {wording.count(len(guesses), 'line')}")
-    for guess in guesses[:_SHOWN]:
+    told = []
+    for guess in guesses:
         called_from = guess["called_from"]
         origin = f", called from {_short(called_from)}" if called_from else ""
-        screen.line(
-            f"  {_short(guess['file'])}:{guess['line']}: {guess['what']}, taken:"
-            f" {guess['taken']}{origin}"
-        )
-    if len(guesses) > _SHOWN:
-        screen.line(f"  and {len(guesses) - _SHOWN:,} more; --json has all")
+        place = f"{_short(guess['file'])}:{guess['line']}"
+        told.append(f"  {place}: {guess['what']}, taken: {guess['taken']}{origin}")
+    screen.lines(told, _SHOWN)
 
 
 def _short(path: str) -> str:

@@ -20,7 +20,7 @@ import click
 from bundler.cli import wording
 from bundler.cli.builds.build import printing_aside
 from bundler.cli.command import command, flag, option, repeated, targets_option
-from bundler.cli.pack import check_output, contents, save, show_programs
+from bundler.cli.pack import check_output, save, show_programs, written
 from bundler.cli.terminal import Screen
 from bundler.compile import module_import
 from bundler.config import without_registered_bundles
@@ -130,7 +130,7 @@ def generate_command(
         show_programs(screen, summaries)
         number = wording.count(len(bundle.kernels), "kernel")
         screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
-        whole = {**contents(bundle), "path": output, "size_bytes": size}
+        whole = written(bundle, output, size)
     else:
         show_programs(screen, summaries)
     known = {summary.name: dataclasses.asdict(summary) for summary in summaries}

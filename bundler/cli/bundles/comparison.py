@@ -17,7 +17,7 @@ import click
 import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, output_option, strip_option
-from bundler.cli.pack import contents, counts, save, show_contents
+from bundler.cli.pack import counts, save, show_contents, written
 from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import MergeConflict
@@ -192,9 +192,7 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
     )
     screen.finish(
         {
-            **contents(merged),
-            "path": output,
-            "size_bytes": size,
+            **written(merged, output, size),
             "variants_dropped": merged.variants_dropped,
             "sources": sources,
         }

@@ -221,18 +221,12 @@ def _show_sync(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
     units = wording.count(report.units_moved, "unit")
     moved = f"nothing, all of it {'is' if dry_run else 'was'} there"
     if report.moved:
-        moved = f"{_tags_listed(report.moved)}: {units}{size}"
+        moved = f"{wording.listed(report.moved, TAGS_SHOWN)}: {units}{size}"
     screen.facts(
         [
             ("would move" if dry_run else "moved", moved),
-            ("would keep" if dry_run else "kept", _tags_listed(report.kept)),
-            ("would delete" if dry_run else "deleted", _tags_listed(report.deleted)),
+            ("would keep" if dry_run else "kept", wording.listed(report.kept, TAGS_SHOWN)),
+            ("would delete" if dry_run else "deleted", wording.listed(report.deleted, TAGS_SHOWN)),
             ("present", wording.some(report.units_present, "unit") if report.moved else ""),
         ]
     )
-
-
-def _tags_listed(tags: tuple[str, ...]) -> str:
-    """Return tags in a line; of many the first."""
-    more = f" and {len(tags) - TAGS_SHOWN} more" if len(tags) > TAGS_SHOWN else ""
-    return ", ".join(tags[:TAGS_SHOWN]) + more

@@ -26,6 +26,7 @@ from bundler.format.device_elf import (
     INFO,
     amd_kernel,
     attributes,
+    natural,
     section_named,
     why_unusable,
 )
@@ -554,20 +555,13 @@ def _hsaco_layout(kernel: dict[Any, Any], entry: str) -> Layout:
         argument for argument, is_hidden in zip(arguments, hidden, strict=True) if not is_hidden
     ]
     slots = tuple(
-        Slot(_natural(argument, ".offset", entry), _natural(argument, ".size", entry))
+        Slot(*(natural(argument, key, MAX_BUFFER_BYTES, entry) for key in (".offset", ".size")))
         for argument in shown
     )
-    whole = _natural(kernel, ".kernarg_segment_size", entry)
+    whole = natural(kernel, ".kernarg_segment_size", MAX_BUFFER_BYTES, entry)
     end = max((slot.offset + slot.size for slot in slots), default=0)
     threads = kernel.get(".max_flat_workgroup_size")
     return Layout(slots, end if any(hidden) else whole, threads if type(threads) is int else None)
-
-
-def _natural(found: dict[Any, Any], key: str, entry: str) -> int:
-    value = found.get(key)
-    if type(value) is not int or not 0 <= value <= MAX_BUFFER_BYTES:
-        raise FormatError(f"{entry}: the hsaco has {value!r:.40} for {key}", kernel=entry)
-    return value
 
 
 # --------------------------------------------------------------------------------------------- Both

@@ -490,7 +490,7 @@ class _PlanCheck:
         for name, weight in self._plan.weights.items():
             self._demand(name in self._plan.constants, "one of the constants", name)
             self._spec(weight.spec)
-            self._demand(_reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
+            self._demand(reach(weight.spec) is not None, "sizes that are numbers", weight.spec)
             for called in weight.names:
                 self._weight_name(called)
         for name in self._plan.numbers:
@@ -686,18 +686,18 @@ class _PlanCheck:
         for part in (*spec.sizes, *spec.strides, spec.offset):
             self._expression(part)
         self._demand(spec.device in {"", HOST}, f"the program's device or {HOST!r}", spec.device)
-        reach = _reach(spec)
+        extent = reach(spec)
         self._demand(
-            reach is None or reach <= _MAX_ELEMENTS,
+            extent is None or extent <= _MAX_ELEMENTS,
             f"a tensor of at most {_MAX_ELEMENTS} elements",
-            reach,
+            extent,
         )
 
     def _view(self, base: TensorSpec | None, spec: TensorSpec) -> None:
         self._spec(spec)
-        held, reach = None if base is None else _reach(base), _reach(spec)
-        fits = held is None or reach is None or reach <= held
-        self._demand(fits, f"a view of at most the {held} elements of its buffer", reach)
+        held, extent = None if base is None else reach(base), reach(spec)
+        fits = held is None or extent is None or extent <= held
+        self._demand(fits, f"a view of at most the {held} elements of its buffer", extent)
 
     def _begin(self, name: Any, spec: TensorSpec | None) -> None:
         self._name(name)
@@ -755,7 +755,7 @@ def _is_size(argument: Size) -> bool:
     return not (isinstance(argument, str) and argument.startswith((BUFFER_MARK, NUMBER_MARK)))
 
 
-def _reach(spec: TensorSpec) -> int | None:
+def reach(spec: TensorSpec) -> int | None:
     """Return how many elements of memory a tensor spans; None where sizes that change decide."""
     if not all(type(part) is int for part in (*spec.sizes, *spec.strides, spec.offset)):
         return None

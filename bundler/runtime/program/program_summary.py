@@ -28,6 +28,7 @@ from bundler.runtime.program.program_plan import (
     Seeds,
     Size,
     TensorSpec,
+    reach,
     read_plan,
 )
 
@@ -233,11 +234,5 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
 
 def _bytes(spec: TensorSpec) -> int | None:
     """Return how much memory a tensor spans; None where its sizes change."""
-    last = 0
-    for size, stride in zip(spec.sizes, spec.strides, strict=True):
-        if not (isinstance(size, int) and isinstance(stride, int)):
-            return None
-        if size == 0:
-            return 0
-        last += (size - 1) * stride
-    return (last + 1) * item_bytes(spec.dtype)
+    elements = reach(spec)
+    return None if elements is None else elements * item_bytes(spec.dtype)

@@ -22,6 +22,7 @@ from msgspec.json import decode
 
 from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format.digest import digest_text, sha256
+from bundler.format.summary import listed
 from bundler.project import install
 from bundler.runtime.program.device_tensors import contiguous
 from bundler.runtime.program.program_inputs import same_strides
@@ -201,15 +202,15 @@ def check_weights(
         ]
     if missing:
         raise NotFound(
-            f"the program needs {len(missing)} more weights: {_listed(missing)}; give a file that"
-            " has them as well, or the tensors by constants=",
+            f"the program needs {len(missing)} more weights: {listed(missing, _SHOWN, '; ')}; give a"
+            " file that has them as well, or the tensors by constants=",
             missing=tuple(missing),
         )
     if wrong:
         told = [f"{name}: expected {expected}, got {got}" for name, expected, got in wrong]
         raise ConfigError(
-            f"weights of the program: {_listed(told)}; generate it of a module with such tensors,"
-            " or convert the file",
+            f"weights of the program: {listed(told, _SHOWN, '; ')}; generate it of a module with such"
+            " tensors, or convert the file",
             wrong=tuple(wrong),
         )
     return found
@@ -320,8 +321,3 @@ def _expected(weight: Weight) -> str:
     return f"{weight.spec.dtype}{list(sizes)}" + (
         "" if plain else f" with strides {list(strides)}, which no file has"
     )
-
-
-def _listed(words: Sequence[str]) -> str:
-    more = len(words) - _SHOWN
-    return "; ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -21,7 +21,7 @@ from bundler.runtime.program.dlpack import described
 from tools.hip import headers
 
 DRIVERS = {"cuda": CudaDriver, "hip": HipDriver}
-CALLED = cuda_api.POOL_SIGNATURES | cuda_api.GRAPH_SIGNATURES
+CALLED = dict([*cuda_api.POOL.values(), *cuda_api.GRAPHS.values()])
 PLACES = {"cuda": (2, 1), "hip": (10, 1)}
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_captured_leaves_nothing(driver, fake, in_use):
     graphs, there = memory.graphs(), (ctypes.c_int * 2).in_dll(fake.library, "fake_graphs")
     with pytest.raises(ZeroDivisionError):
         graphs.captured(lambda: memory.allocate("int8", (1 // 0,)))
-    fake.fail(driver.pool_calls.graphs.instantiate, 900)
+    fake.fail(driver.pool_calls.graphs["instantiate"][0], 900)
     with pytest.raises(DriverError, match="GraphInstantiateWithFlags failed"):
         graphs.captured(tuple)
     assert list(there) == [0, 0]
@@ -209,7 +209,7 @@ def include(maker):
 @pytest.mark.toolchain
 def test_hip_declares_what_pools_call(monkeypatch):
     """Bytes of each argument, by the C compiler."""
-    called = hip_api.POOL_SIGNATURES | hip_api.GRAPH_SIGNATURES
+    called = dict([*hip_api.POOL.values(), *hip_api.GRAPHS.values()])
     monkeypatch.setattr(hip_api, "SIGNATURES", called)
     rows = {row["what"]: row["ok"] for row in headers.compared(headers.of_headers(include("amd")))}
     assert {rows[name] for name in called} == {True}

@@ -15,60 +15,11 @@ from typing import Any, ClassVar, NoReturn
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.runtime.launch.drivers import cuda_api as api
 from bundler.runtime.launch.drivers.launchers import Leave, image_loader, packed_attributes
-from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Calls, Library, NativeDriver
-from bundler.runtime.launch.drivers.native_pool import GraphCalls, PoolCalls
+from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Library, NativeDriver
+from bundler.runtime.launch.drivers.native_pool import PoolCalls
 from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
-_CALLS = Calls(
-    device_count="cuDeviceGetCount",
-    device_attribute="cuDeviceGetAttribute",
-    module_load="cuModuleLoadData",
-    module_unload="cuModuleUnload",
-    module_function="cuModuleGetFunction",
-    function_attribute="cuFuncGetAttribute",
-    allocate="cuMemAllocAsync",
-    free="cuMemFreeAsync",
-    current_place="cuCtxGetCurrent",
-    asked=(
-        api.MAX_THREADS_PER_BLOCK,
-        api.MAX_SHARED_OPTIN,
-        api.WARP_SIZE,
-        api.MULTIPROCESSORS,
-        api.COOPERATIVE_LAUNCH,
-    ),
-)
-_POOL_CALLS = PoolCalls(
-    create="cuMemPoolCreate",
-    destroy="cuMemPoolDestroy",
-    set_attribute="cuMemPoolSetAttribute",
-    trim="cuMemPoolTrimTo",
-    allocate="cuMemAllocFromPoolAsync",
-    free="cuMemFreeAsync",
-    info="cuMemGetInfo_v2",
-    pin="cuMemHostAlloc",
-    unpin="cuMemFreeHost",
-    copy="cuMemcpyAsync",
-    fill="cuMemsetD8Async",
-    new_stream="cuStreamCreate",
-    drop_stream="cuStreamDestroy_v2",
-    synchronize="cuStreamSynchronize",
-    new_event="cuEventCreate",
-    drop_event="cuEventDestroy_v2",
-    record="cuEventRecord",
-    wait="cuStreamWaitEvent",
-    signatures=api.POOL_SIGNATURES,
-    kind=2,
-    graphs=GraphCalls(
-        is_capturing="cuStreamIsCapturing",
-        begin="cuStreamBeginCapture_v2",
-        end="cuStreamEndCapture",
-        instantiate="cuGraphInstantiateWithFlags",
-        launch="cuGraphLaunch",
-        drop_template="cuGraphDestroy",
-        drop="cuGraphExecDestroy",
-        signatures=api.GRAPH_SIGNATURES,
-    ),
-)
+_POOL_CALLS = PoolCalls(api.POOL, api.GRAPHS, kind=2)
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver
 # launches a kernel that needs more only after its limit was raised with cuFuncSetAttribute.
 _SHARED_WITHOUT_ASKING_BYTES = 48 * 1024
@@ -94,7 +45,14 @@ class CudaDriver(NativeDriver):
     """
 
     backend = "cuda"
-    calls = _CALLS
+    calls = api.CALLS
+    asked = (
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED_OPTIN,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    )
     pool_calls = _POOL_CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset(
         {api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED}

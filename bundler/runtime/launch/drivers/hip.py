@@ -16,61 +16,11 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch.drivers import hip_api as api
 from bundler.runtime.launch.drivers.hip_library import library_path
 from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
-from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
-from bundler.runtime.launch.drivers.native_pool import GraphCalls, PoolCalls
+from bundler.runtime.launch.drivers.native_driver import Library, NativeDriver, NativeModule
+from bundler.runtime.launch.drivers.native_pool import PoolCalls
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 
-_CALLS = Calls(
-    device_count="hipGetDeviceCount",
-    device_attribute="hipDeviceGetAttribute",
-    module_load="hipModuleLoadData",
-    module_unload="hipModuleUnload",
-    module_function="hipModuleGetFunction",
-    function_attribute="hipFuncGetAttribute",
-    allocate="hipMallocAsync",
-    free="hipFreeAsync",
-    current_place="hipGetDevice",
-    asked=(
-        api.MAX_THREADS_PER_BLOCK,
-        api.MAX_SHARED,
-        api.WARP_SIZE,
-        api.MULTIPROCESSORS,
-        api.COOPERATIVE_LAUNCH,
-    ),
-)
-_POOL_CALLS = PoolCalls(
-    create="hipMemPoolCreate",
-    destroy="hipMemPoolDestroy",
-    set_attribute="hipMemPoolSetAttribute",
-    trim="hipMemPoolTrimTo",
-    allocate="hipMallocFromPoolAsync",
-    free="hipFreeAsync",
-    info="hipMemGetInfo",
-    pin="hipHostMalloc",
-    unpin="hipHostFree",
-    copy="hipMemcpyAsync",
-    fill="hipMemsetAsync",
-    new_stream="hipStreamCreateWithFlags",
-    drop_stream="hipStreamDestroy",
-    synchronize="hipStreamSynchronize",
-    new_event="hipEventCreateWithFlags",
-    drop_event="hipEventDestroy",
-    record="hipEventRecord",
-    wait="hipStreamWaitEvent",
-    signatures=api.POOL_SIGNATURES,
-    kind=10,
-    graphs=GraphCalls(
-        is_capturing="hipStreamIsCapturing",
-        begin="hipStreamBeginCapture",
-        end="hipStreamEndCapture",
-        instantiate="hipGraphInstantiateWithFlags",
-        launch="hipGraphLaunch",
-        drop_template="hipGraphDestroy",
-        drop="hipGraphExecDestroy",
-        signatures=api.GRAPH_SIGNATURES,
-    ),
-    copied=(api.COPY_BY_ADDRESS,),
-)
+_POOL_CALLS = PoolCalls(api.POOL, api.GRAPHS, kind=10, copied=(api.COPY_BY_ADDRESS,))
 
 
 class HipDriver(NativeDriver):
@@ -82,7 +32,14 @@ class HipDriver(NativeDriver):
     """
 
     backend = "hip"
-    calls = _CALLS
+    calls = api.CALLS
+    asked = (
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    )
     pool_calls = _POOL_CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset(
         {api.INVALID_DEVICE, api.INVALID_HANDLE, api.INVALID_CONTEXT}

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
+from bundler.runtime.launch.drivers.native_pool import CallTable
+
 NOT_INITIALIZED, NO_BINARY_FOR_GPU = 3, 209
 INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT = 101, 400, 201
 
@@ -56,53 +58,57 @@ NAMES = {
 }
 
 _OUT, _OUT_INT = POINTER(c_void_p), POINTER(c_int)
-# Argument types by function; each returns a status.
+# What both drivers call, as CUDA's in `cuda_api`.
+CALLS: CallTable = {
+    "device_count": ("hipGetDeviceCount", (_OUT_INT,)),
+    "device_attribute": ("hipDeviceGetAttribute", (_OUT_INT, c_int, c_int)),
+    "module_load": ("hipModuleLoadData", (_OUT, c_char_p)),
+    "module_unload": ("hipModuleUnload", (c_void_p,)),
+    "module_function": ("hipModuleGetFunction", (_OUT, c_void_p, c_char_p)),
+    "function_attribute": ("hipFuncGetAttribute", (_OUT_INT, c_int, c_void_p)),
+    "allocate": ("hipMallocAsync", (POINTER(c_uint64), c_size_t, c_void_p)),
+    "free": ("hipFreeAsync", (c_uint64, c_void_p)),
+    "current_place": ("hipGetDevice", (_OUT_INT,)),
+}
+# Argument types of all functions that every library has.
 SIGNATURES: dict[str, tuple[object, ...]] = {
+    **dict(CALLS.values()),
     "hipInit": (c_uint,),
     "hipGetLastError": (),
-    "hipGetDeviceCount": (_OUT_INT,),
-    "hipGetDevice": (_OUT_INT,),
     "hipSetDevice": (c_int,),
-    "hipDeviceGetAttribute": (_OUT_INT, c_int, c_int),
     "hipGetDevicePropertiesR0600": (c_void_p, c_int),
-    "hipModuleLoadData": (_OUT, c_char_p),
-    "hipModuleUnload": (c_void_p,),
-    "hipModuleGetFunction": (_OUT, c_void_p, c_char_p),
-    "hipFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
     "hipPointerGetAttributes": (c_void_p, c_void_p),
-    "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
-    "hipFreeAsync": (c_uint64, c_void_p),
 }
 # Of memory pools, as CUDA's in `cuda_api`.
-POOL_SIGNATURES: dict[str, tuple[object, ...]] = {
-    "hipMemPoolCreate": (_OUT, c_void_p),
-    "hipMemPoolDestroy": (c_void_p,),
-    "hipMemPoolSetAttribute": (c_void_p, c_int, c_void_p),
-    "hipMemPoolTrimTo": (c_void_p, c_size_t),
-    "hipMallocFromPoolAsync": (POINTER(c_uint64), c_size_t, c_void_p, c_void_p),
-    "hipFreeAsync": (c_uint64, c_void_p),
-    "hipMemGetInfo": (POINTER(c_size_t), POINTER(c_size_t)),
-    "hipHostMalloc": (POINTER(c_uint64), c_size_t, c_uint),
-    "hipHostFree": (c_uint64,),
-    "hipMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_int, c_void_p),
-    "hipMemsetAsync": (c_uint64, c_int, c_size_t, c_void_p),
-    "hipStreamCreateWithFlags": (_OUT, c_uint),
-    "hipStreamDestroy": (c_void_p,),
-    "hipStreamSynchronize": (c_void_p,),
-    "hipEventCreateWithFlags": (_OUT, c_uint),
-    "hipEventDestroy": (c_void_p,),
-    "hipEventRecord": (c_void_p, c_void_p),
-    "hipStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+POOL: CallTable = {
+    "create": ("hipMemPoolCreate", (_OUT, c_void_p)),
+    "destroy": ("hipMemPoolDestroy", (c_void_p,)),
+    "set_attribute": ("hipMemPoolSetAttribute", (c_void_p, c_int, c_void_p)),
+    "trim": ("hipMemPoolTrimTo", (c_void_p, c_size_t)),
+    "allocate": ("hipMallocFromPoolAsync", (POINTER(c_uint64), c_size_t, c_void_p, c_void_p)),
+    "free": ("hipFreeAsync", (c_uint64, c_void_p)),
+    "info": ("hipMemGetInfo", (POINTER(c_size_t), POINTER(c_size_t))),
+    "pin": ("hipHostMalloc", (POINTER(c_uint64), c_size_t, c_uint)),
+    "unpin": ("hipHostFree", (c_uint64,)),
+    "copy": ("hipMemcpyAsync", (c_uint64, c_uint64, c_size_t, c_int, c_void_p)),
+    "fill": ("hipMemsetAsync", (c_uint64, c_int, c_size_t, c_void_p)),
+    "new_stream": ("hipStreamCreateWithFlags", (_OUT, c_uint)),
+    "drop_stream": ("hipStreamDestroy", (c_void_p,)),
+    "synchronize": ("hipStreamSynchronize", (c_void_p,)),
+    "new_event": ("hipEventCreateWithFlags", (_OUT, c_uint)),
+    "drop_event": ("hipEventDestroy", (c_void_p,)),
+    "record": ("hipEventRecord", (c_void_p, c_void_p)),
+    "wait": ("hipStreamWaitEvent", (c_void_p, c_void_p, c_uint)),
 }
 # Of graphs, as CUDA's in `cuda_api`.
-GRAPH_SIGNATURES: dict[str, tuple[object, ...]] = {
-    "hipStreamIsCapturing": (c_void_p, _OUT_INT),
-    "hipStreamBeginCapture": (c_void_p, c_int),
-    "hipStreamEndCapture": (c_void_p, _OUT),
-    "hipGraphInstantiateWithFlags": (_OUT, c_void_p, c_uint64),
-    "hipGraphLaunch": (c_void_p, c_void_p),
-    "hipGraphDestroy": (c_void_p,),
-    "hipGraphExecDestroy": (c_void_p,),
+GRAPHS: CallTable = {
+    "is_capturing": ("hipStreamIsCapturing", (c_void_p, _OUT_INT)),
+    "begin": ("hipStreamBeginCapture", (c_void_p, c_int)),
+    "end": ("hipStreamEndCapture", (c_void_p, _OUT)),
+    "instantiate": ("hipGraphInstantiateWithFlags", (_OUT, c_void_p, c_uint64)),
+    "launch": ("hipGraphLaunch", (c_void_p, c_void_p)),
+    "drop_template": ("hipGraphDestroy", (c_void_p,)),
+    "drop": ("hipGraphExecDestroy", (c_void_p,)),
 }
 # A copy whose direction HIP finds by the addresses
 COPY_BY_ADDRESS = 4

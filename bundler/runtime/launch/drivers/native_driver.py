@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
@@ -25,7 +25,7 @@ from bundler.runtime.launch.drivers import launchers
 from bundler.runtime.launch.drivers.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.drivers.driver import DeviceProperties, Launcher, Module, check_fits
 from bundler.runtime.launch.drivers.launchers import Leave, Scratch
-from bundler.runtime.launch.drivers.native_pool import NativePool, PoolCalls
+from bundler.runtime.launch.drivers.native_pool import CallTable, NativePool, PoolCalls
 from bundler.runtime.launch.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
@@ -34,27 +34,6 @@ MAX_THREADS = 0
 _ALIGNED_BYTES = 256
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
-
-
-class Calls(NamedTuple):
-    """What both libraries have under other names: HIP's API mirrors CUDA's.
-
-    Attributes:
-        current_place: writes the place of the thread: a context of CUDA, a device of HIP.
-        asked: attributes of a device: threads a block, shared memory a block, threads a warp,
-            multiprocessors, cooperative launches.
-    """
-
-    device_count: str
-    device_attribute: str
-    module_load: str
-    module_unload: str
-    module_function: str
-    function_attribute: str
-    allocate: str
-    free: str
-    current_place: str
-    asked: tuple[int, int, int, int, int]
 
 
 class Library:
@@ -138,7 +117,10 @@ class NativeDriver(ABC):
     """
 
     backend: ClassVar[str]
-    calls: ClassVar[Calls]
+    # What the library calls what both have, and the attributes of a device that are asked for:
+    # threads a block, shared memory a block, threads a warp, multiprocessors, cooperative launches.
+    calls: ClassVar[CallTable]
+    asked: ClassVar[tuple[int, int, int, int, int]]
     pool_calls: ClassVar[PoolCalls]
     # Statuses of a launch whose stream or function belongs elsewhere.
     elsewhere: ClassVar[frozenset[int]] = frozenset()
@@ -195,7 +177,7 @@ class NativeDriver(ABC):
         """Return how many devices this process may use."""
         self.check_alive()
         found = ctypes.c_int()
-        self._do(self.calls.device_count, found)
+        self._do(self.calls["device_count"][0], found)
         return found.value
 
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
@@ -226,11 +208,11 @@ class NativeDriver(ABC):
         handle, function = ctypes.c_void_p(), ctypes.c_void_p()
         place, leave = self._go_to(device)
         try:
-            status = getattr(self._library, self.calls.module_load)(handle, image)
+            status = self._function("module_load")(handle, image)
             if status:
                 self._refuse_image(plan, device, status)
             try:
-                find = getattr(self._library, self.calls.module_function)
+                find = self._function("module_function")
                 self.check(
                     find(function, handle, plan.entry.encode()),
                     f"looking for the entry {plan.entry!r}",
@@ -243,7 +225,7 @@ class NativeDriver(ABC):
                     self._ask_function(function, MAX_THREADS, plan),
                 )
             except DriverError:
-                getattr(self._library, self.calls.module_unload)(handle)
+                self._function("module_unload")(handle)
                 raise
         finally:
             leave()
@@ -253,7 +235,7 @@ class NativeDriver(ABC):
         """Unload a module's binary."""
         leave = self._enter(module.place)
         try:
-            self._do(self.calls.module_unload, module.handle, plan=module.plan)
+            self._do(self.calls["module_unload"][0], module.handle, plan=module.plan)
         finally:
             leave()
 
@@ -389,13 +371,13 @@ class NativeDriver(ABC):
         too.
         """
         address = ctypes.c_uint64()
-        status = getattr(self._library, self.calls.allocate)(address, size_bytes, stream)
+        status = self._function("allocate")(address, size_bytes, stream)
         self.check(status, f"allocating {size_bytes} bytes of scratch memory")
         return address.value
 
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the stream has come this far."""
-        self._do(self.calls.free, address, stream)
+        self._do(self.calls["free"][0], address, stream)
 
     def pool(self, device: int) -> NativePool:
         """Return a new pool of a device's memory."""
@@ -411,13 +393,16 @@ class NativeDriver(ABC):
 
     # ---------------------------------------------------------------- What both libraries are asked
 
+    def _function(self, call: str) -> Any:
+        return getattr(self._library, self.calls[call][0])
+
     def _do(self, call: str, *arguments: Any, plan: LaunchPlan | None = None) -> None:
         """Call a function of the library; raises what its status means."""
         self.check(getattr(self._library, call)(*arguments), call, plan)
 
     def _ask_device(self, attribute: int, device: int) -> int:
         value = ctypes.c_int()
-        status = getattr(self._library, self.calls.device_attribute)(value, attribute, device)
+        status = self._function("device_attribute")(value, attribute, device)
         self.check(status, f"asking for properties of device {device}")
         return value.value
 
@@ -425,7 +410,7 @@ class NativeDriver(ABC):
         self, function: ctypes.c_void_p | int, attribute: int, plan: LaunchPlan
     ) -> int:
         value = ctypes.c_int()
-        self._do(self.calls.function_attribute, value, attribute, function, plan=plan)
+        self._do(self.calls["function_attribute"][0], value, attribute, function, plan=plan)
         return value.value
 
     def _allow(self, plan: LaunchPlan, function: int, device: int, threads: int) -> None:
@@ -471,7 +456,7 @@ class NativeDriver(ABC):
             attributes=attributes,
             plain=plain,
             extended=extended,
-            ask_place=getattr(self._library, self.calls.current_place),
+            ask_place=self._function("current_place"),
             current_place=self._current_place,
             fail=module.refuse_launch,
             enter=functools.partial(self._enter, module.place),
@@ -483,7 +468,7 @@ class NativeDriver(ABC):
     def _read_properties(self, device: int) -> DeviceProperties:
         arch = self._arch(device)
         threads, shared, warp, multiprocessors, cooperative = (
-            self._ask_device(attribute, device) for attribute in self.calls.asked
+            self._ask_device(attribute, device) for attribute in self.asked
         )
         return DeviceProperties(arch, threads, shared, warp, multiprocessors, bool(cooperative))
 

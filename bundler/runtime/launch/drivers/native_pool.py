@@ -25,54 +25,23 @@ _PORTABLE, _NON_BLOCKING, _WITHOUT_TIME = 1, 1, 2
 _RELAXED = 2
 
 
+# What a pool calls -> what a library calls it, and its argument types.
+CallTable = Mapping[str, tuple[str, tuple[object, ...]]]
+
+
 class PoolCalls(NamedTuple):
-    """What both libraries call what a pool needs.
+    """What both libraries call what a pool needs, and what graphs need; older ones lack some of the
+    second.
 
     Attributes:
-        signatures: argument types by function.
         kind: DLPack's number of such devices.
         copied: what a copy takes in front of its stream.
     """
 
-    create: str
-    destroy: str
-    set_attribute: str
-    trim: str
-    allocate: str
-    free: str
-    info: str
-    pin: str
-    unpin: str
-    copy: str
-    fill: str
-    new_stream: str
-    drop_stream: str
-    synchronize: str
-    new_event: str
-    drop_event: str
-    record: str
-    wait: str
-    signatures: Mapping[str, tuple[object, ...]]
+    pool: CallTable
+    graphs: CallTable
     kind: int
-    graphs: GraphCalls
     copied: tuple[int, ...] = ()
-
-
-class GraphCalls(NamedTuple):
-    """What both libraries call what graphs need; older ones lack some of it.
-
-    Attributes:
-        signatures: argument types by function.
-    """
-
-    is_capturing: str
-    begin: str
-    end: str
-    instantiate: str
-    launch: str
-    drop_template: str
-    drop: str
-    signatures: Mapping[str, tuple[object, ...]]
 
 
 class PoolDriver(Protocol):
@@ -123,12 +92,12 @@ class NativePool:
     ) -> None:
         self._driver, self._device, self._calls = driver, device, calls
         self._find = find
-        self._functions: dict[str, Any] = self._found(calls.signatures)
+        self._functions = self._found(calls.pool)
         self._pool = ctypes.c_void_p()
         wanted = _Properties(_PINNED_ALLOCATION, 0, _ON_DEVICE, device)
-        self._do(calls.create, self._pool, ctypes.byref(wanted))
+        self._do("create", self._pool, ctypes.byref(wanted))
         keep = ctypes.c_uint64(_KEEP_ALL)
-        self._do(calls.set_attribute, self._pool, _RELEASE_THRESHOLD, ctypes.byref(keep))
+        self._do("set_attribute", self._pool, _RELEASE_THRESHOLD, ctypes.byref(keep))
 
     @property
     def place(self) -> tuple[int, int]:
@@ -138,13 +107,12 @@ class NativePool:
     def allocate(self, size_bytes: int, stream: int) -> int:
         """Return the address of memory in the order of a stream."""
         address = ctypes.c_uint64()
-        allocate = self._calls.allocate
-        status = self._status(allocate, address, size_bytes, self._pool, stream)
+        status = self._status("allocate", address, size_bytes, self._pool, stream)
         if status == OUT_OF_MEMORY:
             # What was freed may wait for the stream, and what is kept may be in pieces too small.
             self.synchronize(stream)
-            self._do(self._calls.trim, self._pool, 0)
-            status = self._status(allocate, address, size_bytes, self._pool, stream)
+            self._do("trim", self._pool, 0)
+            status = self._status("allocate", address, size_bytes, self._pool, stream)
         if status == OUT_OF_MEMORY:
             free, total = self.info()
             raise out_of_memory(size_bytes, free, total, self._device)
@@ -153,41 +121,41 @@ class NativePool:
 
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the stream has come this far."""
-        self._do(self._calls.free, address, stream)
+        self._do("free", address, stream)
 
     def info(self) -> tuple[int, int]:
         """Return how many bytes are free, and how many there are."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._do(self._calls.info, free, total)
+        self._do("info", free, total)
         return free.value, total.value
 
     def pin(self, size_bytes: int) -> int:
         """Return the address of pinned memory of the host."""
         address = ctypes.c_uint64()
-        self._do(self._calls.pin, address, size_bytes, _PORTABLE)
+        self._do("pin", address, size_bytes, _PORTABLE)
         return address.value
 
     def unpin(self, address: int) -> None:
         """Give pinned memory back."""
-        self._do(self._calls.unpin, address)
+        self._do("unpin", address)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy in the order of the stream."""
-        self._do(self._calls.copy, target, source, size_bytes, *self._calls.copied, stream)
+        self._do("copy", target, source, size_bytes, *self._calls.copied, stream)
 
     def fill(self, address: int, byte: int, size_bytes: int, stream: int) -> None:
         """Set bytes in the order of the stream."""
-        self._do(self._calls.fill, address, byte, size_bytes, stream)
+        self._do("fill", address, byte, size_bytes, stream)
 
     def new_stream(self) -> int:
         """Return a stream."""
         made = ctypes.c_void_p()
-        self._do(self._calls.new_stream, made, _NON_BLOCKING)
+        self._do("new_stream", made, _NON_BLOCKING)
         return made.value or 0
 
     def drop_stream(self, stream: int) -> None:
         """Forget a stream once its work is done."""
-        self._do(self._calls.drop_stream, stream)
+        self._do("drop_stream", stream)
 
     def order(self, first: int, then: int) -> None:
         """Let one stream wait for what another was given so far."""
@@ -195,57 +163,58 @@ class NativePool:
             return
         # An event each time: memory may be freed, and so call this, in the midst of it.
         event = ctypes.c_void_p()
-        self._do(self._calls.new_event, event, _WITHOUT_TIME)
+        self._do("new_event", event, _WITHOUT_TIME)
         try:
-            self._do(self._calls.record, event, first)
-            self._do(self._calls.wait, then, event, 0)
+            self._do("record", event, first)
+            self._do("wait", then, event, 0)
         finally:
-            self._do(self._calls.drop_event, event)
+            self._do("drop_event", event)
 
     def synchronize(self, stream: int) -> None:
         """Wait for a stream."""
-        self._do(self._calls.synchronize, stream)
+        self._do("synchronize", stream)
 
     def is_capturing(self, stream: int) -> bool:
         """Whether somebody captures what the stream is given."""
         status = ctypes.c_int()
-        self._do_graph(self._calls.graphs.is_capturing, stream, status)
+        self._do_graph("is_capturing", stream, status)
         return status.value != 0
 
     def begin_capture(self, stream: int) -> None:
         """Have work of a stream become a graph."""
-        self._do_graph(self._calls.graphs.begin, stream, _RELAXED)
+        self._do_graph("begin", stream, _RELAXED)
 
     def end_capture(self, stream: int) -> int:
         """Return a graph of that work."""
-        calls, template, made = self._calls.graphs, ctypes.c_void_p(), ctypes.c_void_p()
-        self._do_graph(calls.end, stream, template)
+        template, made = ctypes.c_void_p(), ctypes.c_void_p()
+        self._do_graph("end", stream, template)
         try:
-            self._do_graph(calls.instantiate, made, template, 0)
+            self._do_graph("instantiate", made, template, 0)
         finally:
-            self._do_graph(calls.drop_template, template)
+            self._do_graph("drop_template", template)
         return made.value or 0
 
     def launch_graph(self, graph: int, stream: int) -> None:
         """Launch a graph."""
-        self._do_graph(self._calls.graphs.launch, graph, stream)
+        self._do_graph("launch", graph, stream)
 
     def drop_graph(self, graph: int) -> None:
         """Forget a graph."""
-        self._do_graph(self._calls.graphs.drop, graph)
+        self._do_graph("drop", graph)
 
     def close(self) -> None:
         """Give the pool back."""
-        self._do(self._calls.destroy, self._pool)
+        self._do("destroy", self._pool)
 
     def _do_graph(self, call: str, *arguments: Any) -> None:
         if call not in self._functions:
-            self._functions |= self._found(self._calls.graphs.signatures)
+            self._functions |= self._found(self._calls.graphs)
         self._do(call, *arguments)
 
-    def _found(self, signatures: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
-        found = {name: self._find(name, types) for name, types in signatures.items()}
-        lacking = sorted(name for name, function in found.items() if function is None)
+    def _found(self, table: CallTable) -> dict[str, tuple[str, Any]]:
+        """Return the name and the function of each call."""
+        found = {call: (name, self._find(name, types)) for call, (name, types) in table.items()}
+        lacking = sorted(name for name, function in found.values() if function is None)
         if lacking:
             raise DriverError(
                 f"the library of {self._driver.backend} lacks {', '.join(lacking)}: update the"
@@ -258,13 +227,13 @@ class NativePool:
         self._driver.check_alive()
         leave = self._driver.on_device(self._device)
         try:
-            status: int = self._functions[call](*arguments)
+            status: int = self._functions[call][1](*arguments)
         finally:
             leave()
         return status
 
     def _do(self, call: str, *arguments: Any) -> None:
-        self._driver.check(self._status(call, *arguments), call)
+        self._driver.check(self._status(call, *arguments), self._functions[call][0])
 
 
 def out_of_memory(asked: int, free: int, total: int, device: int) -> OutOfDeviceMemory:
