@@ -82,7 +82,7 @@ def test_assembly_of_a_graph_is_fused_and_refused_for_amd():
     assert program.fallbacks == ()
     (source,) = program.sources.values()
     assert (
-        "tl.inline_asm_elementwise('add.f32 $0, $1, $2;', '=f,f,f', [tmp1, tmp2], dtype=tl.float32,"
+        "tl.inline_asm_elementwise('add.f32 $0, $1, $2;', '=f,f,f', [tmp2, tmp1], dtype=tl.float32,"
         " is_pure=True, pack=1)" in source
     )
     with pytest.raises(

@@ -205,9 +205,11 @@ def test_torch_compile_hands_modes_and_options_to_programs(monkeypatch):
         torch.compile(lambda a: a + 1, backend="triton_bundler", **how)(torch.zeros(8))
     tuned = ProgramPolicy(**TUNED)
     assert seen == [
-        GenerateOptions(graphs=True, policy=tuned),
-        GenerateOptions(policy=tuned),
-        GenerateOptions(policy=ProgramPolicy(deterministic=True), upcast=False),
+        GenerateOptions(graphs=True, policy=tuned, templates="by rule"),
+        GenerateOptions(policy=tuned, templates="by rule"),
+        GenerateOptions(
+            policy=ProgramPolicy(deterministic=True), upcast=False, templates="by rule"
+        ),
     ]
 
 

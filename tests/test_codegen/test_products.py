@@ -254,6 +254,23 @@ def test_what_changes_in_between_is_read_before():
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "kernels"), [(128, 512, 1), (128, 640, 2), (64, 640, 1)]
+)
+def test_slow_functions_are_computed_for_few_blocks_alone(rows, columns, kernels):
+    """An operand's error function is computed once for each element where it would be for each of
+    many blocks; the scale of a row is no such function.
+    """
+    program = generated(
+        lambda a, b: torch.nn.functional.gelu(a) @ b, full(rows, 256), full(256, columns)
+    )
+    assert len(program.kernels) == kernels
+    scaled = generated(
+        lambda a, s, b: (a * s.rsqrt()) @ b, full(rows, 256), full(rows, 1), full(256, columns)
+    )
+    assert len(scaled.kernels) == 1
+
+
+@pytest.mark.parametrize(
     ("function", "inputs", "words"),
     [
         (

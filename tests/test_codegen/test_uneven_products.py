@@ -132,7 +132,7 @@ def test_a_head_and_its_gradients_are_eager_torchs(tmp_path, monkeypatch):
         return logits, F.cross_entropy(logits.float(), labels)
 
     def results(function, dtype):
-        given = [one.to(dtype).requires_grad_() for one in (hidden, weight)]
+        given = [one.to(dtype).detach().requires_grad_() for one in (hidden, weight)]
         logits, loss = function(*given)
         loss.backward()
         return [logits.detach(), loss.detach(), *(one.grad for one in given)]

@@ -92,7 +92,11 @@ def test_tiles_of_columns(x, row, blocks, warps):
     nothing was measured, that of torch.
     """
     hints, hint = {"x": x, "r0_": row}, ReductionHint.OUTER
-    (config,) = reduction_configs(hints, setting(column_tiles=True), hint=hint)
+    config, *wider = reduction_configs(hints, setting(column_tiles=True), hint=hint)
+    long = hints["r0_"] >= 512 and hints["x"] > 1024
+    assert [(one.kwargs, one.num_warps) for one in wider] == [
+        ({"XBLOCK": 16, "R0_BLOCK": 128}, 16)
+    ] * long
     assert (tuple(config.kwargs.values()), config.num_warps) == (blocks, warps)
     elsewhere = reduction_configs(hints, setting(MI300, column_tiles=True), hint=hint)
     assert elsewhere == reduction_configs(hints, setting(MI300), hint=hint)

@@ -223,10 +223,10 @@ class BodyWriter:
         if loop.buffer in self._shape.removed:
             return  # its value is computed where it is read
         self._tell(item)
-        self._load(item.value)
+        self._load_first(item.value)
         self._store(item, self._value(item.value, ()))
 
-    def _load(self, body: Term) -> None:
+    def _load_first(self, body: Term) -> None:
         """Write the loads of a body whose addresses are known: a function with branches, as erf has
         them, would keep the compiler from moving those behind it to the front.
         """
@@ -251,7 +251,7 @@ class BodyWriter:
     def _reduce(self, item: PlacedLoop) -> None:
         loop = item.loop
         self._tell(item)
-        self._load(item.value)
+        self._load_first(item.value)
         value = self._value(item.value, ())
         self.num_reduction += 1
         scope = self._outer if self._inner is None else self._inner

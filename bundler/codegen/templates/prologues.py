@@ -3,8 +3,9 @@
 such as a cast, a scale or a gate, is computed where the product loads it, and never stored.
 
 Only where nobody else reads it, and where that reads no more memory than storing it first would: a
-product loads each operand once for each block of the other one. `schedule` calls it before fusion;
-`product_kernel` writes what is computed.
+product loads each operand once for each block of the other one.  Functions of many instructions are
+computed for a few blocks at most: units that multiply matrices wait for them.  `schedule` calls it
+before fusion; `product_kernel` writes what is computed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,30 @@ _MOST_OPERATORS = 30
 _ONCE = frozenset({"rand", "randn", "randint64", "inline_asm_elementwise", "device_assert_then"})
 # Rows or columns of a large block of the other operand, for each of which an operand is loaded.
 _BLOCK = 128
+# Functions that take tens of instructions for an element, and for how many blocks they may.
+_SLOW = frozenset(
+    {
+        "cos",
+        "erf",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "pow",
+        "sigmoid",
+        "sin",
+        "sqrt",
+        "tan",
+        "tanh",
+        "truediv",
+    }
+)
+_FEW_BLOCKS = 4
+# Beside so few lines of an operand a product waits for memory, not for what it computes.
+_FEW_LINES = 64
 # So small a part of the other operand's bytes is not seen beside them.
 _UNSEEN = 16
 # A thread holds several neighbours of what is converted from 8-bit floats; shorter blocks have too
@@ -149,20 +174,20 @@ class _Prologues:
         """
         # The row or column of the result that runs along the other operand alone.
         symbols = other.details[1].free_symbols - load.details[1].free_symbols
-        across = self._known(
-            numel(
-                [
-                    size
-                    for name, size in zip(product.variables, product.sizes, strict=True)
-                    if name in symbols
-                ]
-            )
-        )
+        across = self._lines(product, sympy.Add(*symbols))
         blocks = ceil_div(across, _BLOCK)
+        many = blocks > _FEW_BLOCKS and self._lines(product, load.details[1]) > _FEW_LINES
+        if many and any(_is_slow(item, product) for item in in_order(term)):
+            return False
         read = sum(self._bytes(product, *one) for one in {one[:2] for one in loads_of(term)})
         stored = self._bytes(product, *load.details[:2])
         beside = self._bytes(product, *other.details[:2])
         return blocks * read <= read + stored * (1 + blocks) + beside // _UNSEEN
+
+    def _lines(self, product: Loop, index: sympy.Expr) -> int:
+        """Return how many rows or columns of a product an address goes through."""
+        pairs = zip(product.variables, product.sizes, strict=True)
+        return self._known(numel([size for name, size in pairs if name in index.free_symbols]))
 
     def _bytes(self, product: Loop, buffer: str, index: sympy.Expr) -> int:
         """Return how much memory a load reads, of all elements once."""
@@ -181,6 +206,16 @@ class _Prologues:
         known = size.subs(self._hints)
         # A size without an example counts as a single block.
         return int(known) if known.is_Integer else 1
+
+
+def _is_slow(term: Term, product: Loop) -> bool:
+    """Whether a function takes long for each element of an operand; one of a row, such as a norm's
+    scale, does not count.
+    """
+    along = product.reduced
+    return term.operator in _SLOW and any(
+        index.has(symbol) for _, index, _ in loads_of(term) for symbol in along
+    )
 
 
 def _read_by(node: Node) -> list[str]:

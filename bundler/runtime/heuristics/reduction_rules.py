@@ -149,11 +149,15 @@ def _looped_by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> 
     tile, row = _tiler(hints, setting, hint), rows(hints)
     contiguous = tile(2 if row <= _TWO_ROWS_UP_TO else 1, min(row, max_r), registers=registers)
     tiny = tile(_tiny_x(row), min(row, max_r), registers=registers)
+    wider = []
     if device.is_hip:
         outer = tile(64, 8, registers=registers)
     elif facts.column_tiles and device.type == _MEASURED:
         x, r = _column_tile(hints["x"], row)
         outer = tile(x, r, warps=_COLUMN_WARPS)
+        if row >= _LONG_COLUMN and hints["x"] > _FEW_COLUMNS:
+            x, r, warps = _LONG_COLUMN_TILE
+            wider = [tile(x, r, warps=warps)]
     else:
         x, r, warps = _outer_tile(hints["x"], row, facts.num_dynamic, facts.num_load)
         outer = tile(x, r, warps=warps, registers=registers)
@@ -167,7 +171,7 @@ def _looped_by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> 
         ReductionHint.OUTER_TINY: tiny,
     }
     if hint in chosen and "y" not in hints and not setting.policy.max_autotune:
-        return [*leading, chosen[hint]]
+        return [*leading, chosen[hint], *(wider if hint is ReductionHint.OUTER else [])]
     configs = [*leading, contiguous, outer, tiny, tile(64, 64), tile(8, 512), tile(64, 4, warps=8)]
     return _with_hip_extras(configs, tile, setting) if device.is_hip else configs
 
@@ -226,6 +230,9 @@ _COLUMN_WARPS = 4
 _HELD_COLUMNS_OF_FEW, _HELD_COLUMNS, _HELD_ROW = 8, 32, 64
 # How many rows are few, and how many keep a device busy with longer runs.
 _FEW_COLUMNS, _MANY_COLUMNS = 1024, 8192
+# Columns of so many elements that are not cut into pieces, as those of a convolution's result, are
+# few beside their length, and want more warps each.
+_LONG_COLUMN, _LONG_COLUMN_TILE = 512, (16, 128, 16)
 
 
 def _column_tile(x: int, row: int) -> tuple[int, int]:
