@@ -2,9 +2,10 @@
 """`fused`: which loops of a program share a kernel.
 
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
-numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
-writes and the other touches is touched at the same address, no other node has to run between them,
-and they read a buffer at the same addresses, too, so that it is read once.  All pairs of groups
+numel; a pointwise loop over a reduction's rows and columns agrees with it, and one that memory runs
+along while the reduction goes across it is turned), every buffer that one writes and the other
+touches is touched at the same address, no other node has to run between them, and they read a
+buffer at the same addresses, too, so that it is read once.  All pairs of groups
 that touch a buffer at one address are tried, up to `_WINDOW` apart among its users; those of which
 one writes for the other go first, then that which saves most bytes, and where a measurement may
 tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from bundler.codegen.loops.loop_nodes import (
 )
 from bundler.codegen.loops.loop_terms import ATTENTION, SORT
 from bundler.codegen.loops.range_trees import IterationSpace
+from bundler.codegen.loops.row_direction import runs_along
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.device_tensors import item_bytes
 
@@ -53,6 +55,9 @@ _FAR_LESS = 16
 # Up to so many rows, of more than so many elements each, keep few programs of a device busy: an
 # element that takes more reads than this, as one of a window does, is computed by more of them.
 _FEW_ROWS, _LONG_ROW, _MANY_READS = 64, 1024, 8
+# Rows up to this length are held by the program that reduces across memory, so that what is computed
+# of the results for each element reads nothing again.
+_LONGEST_TURNED = 64
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
 
@@ -158,6 +163,8 @@ class _Fusion:
         ]
         self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
         self._accesses = _Accesses()
+        # (Loop, rows) -> the loop, and the same turned; both are kept, since they go by identity.
+        self._turned: dict[tuple[int, sympy.Expr], tuple[Loop, Loop]] = {}
 
     def run(self) -> list[LoopGroup]:
         # Each round fuses pairs; what they became may pair up again, until nothing does.
@@ -339,6 +346,7 @@ class _Fusion:
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
             if self._keeps_idle(one, other, dimensions):
                 continue
+            one, other = self._along(one, other, dimensions), self._along(other, one, dimensions)
             own, others = (self._accesses.of(group, dimensions) for group in (one, other))
             if own is not None and others is not None and _same_addresses(one, other, own, others):
                 nodes = sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)])
@@ -346,6 +354,36 @@ class _Fusion:
                 between = (one.written & other.touched) | (other.written & one.touched)
                 return _Fused(group, bool(between), self._saved(own, others, between))
         return None
+
+    def _along(self, group: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> LoopGroup:
+        """Return a group as it goes through the rows of the other one: with the dimensions of its
+        loops turned where they go through all elements, and the other one reduces across memory.
+        """
+        if group.dimensions == dimensions or not _reduces_across(other, dimensions):
+            return group
+        turned = [self._turned_loop(loop, dimensions[0][1]) for loop in group.loops]
+        loops = [loop for loop in turned if loop is not None]
+        return LoopGroup(tuple(loops), group.dimensions) if len(loops) == len(turned) else group
+
+    def _turned_loop(self, loop: Loop, rows: sympy.Expr) -> Loop | None:
+        """Return a loop with its last dimensions, which are a kernel's rows, outermost; None where
+        it has no such dimensions.
+        """
+        key = (id(loop), rows)
+        if key not in self._turned:
+            places = range(1, len(loop.sizes))
+            first = next((place for place in places if numel(loop.sizes[place:]) == rows), None)
+            if first is None or loop.kind != POINTWISE or loop.mode is not None:
+                return None
+            variables, sizes = loop.variables, loop.sizes
+            found = replace(
+                loop,
+                variables=variables[first:] + variables[:first],
+                sizes=sizes[first:] + sizes[:first],
+            )
+            self._turned[key] = loop, found
+            self._place[id(found)] = self._place[id(loop)]
+        return self._turned[key][1]
 
     def _keeps_idle(self, one: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> bool:
         """Whether a kernel of both would have the programs of few long rows compute elements that
@@ -384,6 +422,18 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
     longer, shorter = (one, other) if len(one) > len(other) else (other, one)
     whole = numel([size for _, size in longer])
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
+
+
+def _reduces_across(group: LoopGroup, dimensions: _Dimensions) -> bool:
+    """Whether a group reduces short rows, each across memory."""
+    rows = [loop for loop in group.loops if loop.has_rows]
+    row = dimensions[-1][1]
+    return (
+        group.dimensions == dimensions
+        and bool(rows and row.is_Integer and row <= _LONGEST_TURNED)
+        and all(loop.is_reduction and not loop.rows_each for loop in rows)
+        and all(runs_along(loop) is False for loop in rows)
+    )
 
 
 def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:
