@@ -406,3 +406,22 @@ def batch_norm_of_few_pixels(x, scale, upstream):
 def biases(x, w, row, number, whole):
     """What is added to a product, in each form that torch spreads over it."""
     return [torch.addmm(bias, x, w.t()).tanh() for bias in (row, number, whole)]
+
+
+@case(
+    lambda: (
+        seeded(9, 3),
+        seeded(6, 5, dtype=torch.int64) % 9,
+        seeded(4, 3, 6, 5),
+        seeded(4, 3, 6, 5),
+    ),
+    kernels=2,
+)
+def bias_of_positions(table, places, one, other):
+    """The gradient of a table whose rows two layers add to each score, of all batches."""
+
+    def biased(table):
+        bias = F.embedding(places.abs(), table).permute(2, 0, 1)
+        return bias.expand_as(one), bias.expand_as(other)
+
+    return torch.func.vjp(biased, table)[1]((one, other))

@@ -163,8 +163,8 @@ class _Fusion:
         ]
         self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
         self._accesses = _Accesses()
-        # (Loop, rows) -> the loop, and the same turned; both are kept, since they go by identity.
-        self._turned: dict[tuple[int, sympy.Expr], tuple[Loop, Loop]] = {}
+        # (Loop, order) -> the loop, and the same turned; both are kept, since they go by identity.
+        self._turned: dict[tuple[int, tuple[int, ...]], tuple[Loop, Loop]] = {}
 
     def run(self) -> list[LoopGroup]:
         # Each round fuses pairs; what they became may pair up again, until nothing does.
@@ -356,30 +356,35 @@ class _Fusion:
         return None
 
     def _along(self, group: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> LoopGroup:
-        """Return a group as it goes through the rows of the other one: with the dimensions of its
-        loops turned where they go through all elements, and the other one reduces across memory.
+        """Return a group as it goes through memory beside the other one, which reduces rows: with
+        the dimensions of its loops turned where they have another order.
         """
-        if group.dimensions == dimensions or not _reduces_across(other, dimensions):
+        if group.dimensions == dimensions or other.dimensions != dimensions:
             return group
-        turned = [self._turned_loop(loop, dimensions[0][1]) for loop in group.loops]
-        loops = [loop for loop in turned if loop is not None]
-        return LoopGroup(tuple(loops), group.dimensions) if len(loops) == len(turned) else group
+        across = _reduces_across(other, dimensions)
+        orders = [
+            _as_read(loop, other.written)
+            if loop.index_terms
+            else _across(loop, dimensions[0][1])
+            if across
+            else None
+            for loop in group.loops
+        ]
+        if None in orders:
+            return group
+        loops = [
+            self._turned_loop(loop, order) for loop, order in zip(group.loops, orders, strict=True)
+        ]
+        return LoopGroup(tuple(loops), group.dimensions)
 
-    def _turned_loop(self, loop: Loop, rows: sympy.Expr) -> Loop | None:
-        """Return a loop with its last dimensions, which are a kernel's rows, outermost; None where
-        it has no such dimensions.
-        """
-        key = (id(loop), rows)
+    def _turned_loop(self, loop: Loop, order: Sequence[int]) -> Loop:
+        """Return a loop with its dimensions in another order."""
+        key = (id(loop), tuple(order))
         if key not in self._turned:
-            places = range(1, len(loop.sizes))
-            first = next((place for place in places if numel(loop.sizes[place:]) == rows), None)
-            if first is None or loop.kind != POINTWISE or loop.mode is not None:
-                return None
-            variables, sizes = loop.variables, loop.sizes
             found = replace(
                 loop,
-                variables=variables[first:] + variables[:first],
-                sizes=sizes[first:] + sizes[:first],
+                variables=tuple(loop.variables[place] for place in order),
+                sizes=tuple(loop.sizes[place] for place in order),
             )
             self._turned[key] = loop, found
             self._place[id(found)] = self._place[id(loop)]
@@ -429,11 +434,35 @@ def _reduces_across(group: LoopGroup, dimensions: _Dimensions) -> bool:
     rows = [loop for loop in group.loops if loop.has_rows]
     row = dimensions[-1][1]
     return (
-        group.dimensions == dimensions
-        and bool(rows and row.is_Integer and row <= _LONGEST_TURNED)
+        bool(rows and row.is_Integer and row <= _LONGEST_TURNED)
         and all(loop.is_reduction and not loop.rows_each for loop in rows)
         and all(runs_along(loop) is False for loop in rows)
     )
+
+
+def _across(loop: Loop, rows: sympy.Expr) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which the last ones, which are a kernel's rows, are
+    outermost; None where it has no such dimensions.
+    """
+    places = range(1, len(loop.sizes))
+    first = next((place for place in places if numel(loop.sizes[place:]) == rows), None)
+    if first is None or loop.kind != POINTWISE or loop.mode is not None:
+        return None
+    return [*range(first, len(loop.sizes)), *range(first)]
+
+
+def _as_read(loop: Loop, written: frozenset[str]) -> Sequence[int] | None:
+    """Return the order of a scatter's dimensions in which it reads what a kernel writes; None where
+    that is no order. It writes wherever its indices say.
+    """
+    read = {index for buffer, index, _ in loop.loads if buffer in written}
+    if len(read) != 1:
+        return None
+    (index,) = read
+    strides = [index.coeff(variable) for variable in loop.variables]
+    if not all(stride.is_Integer and stride > 0 for stride in strides):
+        return None
+    return sorted(range(len(strides)), key=lambda place: -strides[place])
 
 
 def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:
