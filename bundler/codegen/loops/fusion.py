@@ -14,7 +14,7 @@ tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -55,9 +55,9 @@ _FAR_LESS = 16
 # Up to so many rows, of more than so many elements each, keep few programs of a device busy: an
 # element that takes more reads than this, as one of a window does, is computed by more of them.
 _FEW_ROWS, _LONG_ROW, _MANY_READS = 64, 1024, 8
-# Rows up to this length are held by the program that reduces across memory, so that what is computed
-# of the results for each element reads nothing again.
-_LONGEST_TURNED = 64
+# Rows up to these lengths are held by the program that reduces them, where memory runs along them
+# and where it runs across: what is computed of the results for each element reads nothing again.
+LONGEST_HELD_ALONG, LONGEST_HELD_ACROSS = 1024, 64
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
 
@@ -361,21 +361,14 @@ class _Fusion:
         """
         if group.dimensions == dimensions or other.dimensions != dimensions:
             return group
-        across = _reduces_across(other, dimensions)
-        orders = [
-            _as_read(loop, other.written)
-            if loop.index_terms
-            else _across(loop, dimensions[0][1])
-            if across
-            else None
-            for loop in group.loops
-        ]
-        if None in orders:
-            return group
+        held = _holds_rows(other, dimensions)
+        orders = [_beside(loop, other.written, dimensions, held=held) for loop in group.loops]
         loops = [
-            self._turned_loop(loop, order) for loop, order in zip(group.loops, orders, strict=True)
+            self._turned_loop(loop, order)
+            for loop, order in zip(group.loops, orders, strict=True)
+            if order is not None
         ]
-        return LoopGroup(tuple(loops), group.dimensions)
+        return LoopGroup(tuple(loops), group.dimensions) if len(loops) == len(orders) else group
 
     def _turned_loop(self, loop: Loop, order: Sequence[int]) -> Loop:
         """Return a loop with its dimensions in another order."""
@@ -429,39 +422,58 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
 
 
-def _reduces_across(group: LoopGroup, dimensions: _Dimensions) -> bool:
-    """Whether a group reduces short rows, each across memory."""
+def _holds_rows(group: LoopGroup, dimensions: _Dimensions) -> bool:
+    """Whether a group reduces rows so short that a program holds them."""
     rows = [loop for loop in group.loops if loop.has_rows]
     row = dimensions[-1][1]
-    return (
-        bool(rows and row.is_Integer and row <= _LONGEST_TURNED)
-        and all(loop.is_reduction and not loop.rows_each for loop in rows)
-        and all(runs_along(loop) is False for loop in rows)
-    )
+    if not rows or not row.is_Integer or row > LONGEST_HELD_ALONG:
+        return False
+    if not all(loop.is_reduction and not loop.rows_each for loop in rows):
+        return False
+    return bool(row <= LONGEST_HELD_ACROSS) or all(runs_along(loop) for loop in rows)
 
 
-def _across(loop: Loop, rows: sympy.Expr) -> Sequence[int] | None:
-    """Return the order of a loop's dimensions in which the last ones, which are a kernel's rows, are
-    outermost; None where it has no such dimensions.
+def _beside(
+    loop: Loop, written: frozenset[str], dimensions: _Dimensions, *, held: bool
+) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which those of a kernel's rows are outermost; None
+    where it should keep its own.
+
+    Args:
+        loop: that has no rows.
+        written: what the kernel writes, an element for each row.
+        dimensions: of the kernel.
+        held: whether its programs hold their rows.
     """
-    places = range(1, len(loop.sizes))
-    first = next((place for place in places if numel(loop.sizes[place:]) == rows), None)
-    if first is None or loop.kind != POINTWISE or loop.mode is not None:
+    whole = numel(loop.sizes) == numel([size for _, size in dimensions])
+    # A scatter writes wherever its indices say, any other loop along memory.
+    if loop.kind != POINTWISE or not (loop.index_terms or (held and whole and loop.mode is None)):
         return None
-    return [*range(first, len(loop.sizes)), *range(first)]
-
-
-def _as_read(loop: Loop, written: frozenset[str]) -> Sequence[int] | None:
-    """Return the order of a scatter's dimensions in which it reads what a kernel writes; None where
-    that is no order. It writes wherever its indices say.
-    """
     read = {index for buffer, index, _ in loop.loads if buffer in written}
-    if len(read) != 1:
+    if read:
+        return _as_read(loop, read)
+    places = range(len(loop.sizes))
+    found = [
+        (first, last)
+        for first in places
+        for last in places[first:]
+        if numel(loop.sizes[first : last + 1]) == dimensions[0][1]
+    ]
+    if len(found) != 1:
         return None
-    (index,) = read
+    ((first, last),) = found
+    return [*places[first : last + 1], *places[:first], *places[last + 1 :]]
+
+
+def _as_read(loop: Loop, read: Collection[sympy.Expr]) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which it reads one address row by row; None where
+    it has no such order.
+    """
+    (index, *others) = read
     strides = [index.coeff(variable) for variable in loop.variables]
-    if not all(stride.is_Integer and stride > 0 for stride in strides):
+    if others or not all(stride.is_Integer and stride >= 0 for stride in strides):
         return None
+    # Dimensions that the address does not move with have a stride of 0, and keep their order.
     return sorted(range(len(strides)), key=lambda place: -strides[place])
 
 
