@@ -905,7 +905,7 @@ class _Reader:
             if value.host is not None:
                 return self._host.held(value, changed)
             seen = self._graph.callers_results
-            of_backward = seen is not None and place >= seen
+            of_backward = seen is not None and place >= seen and value.buffer not in changed
             builder = self._graph.builder
             found = builder.kept(value) if of_backward else builder.owned(value)
             return replace(found, view=value.base is not None)

@@ -78,11 +78,11 @@ def _norm_across(x, scale):
     return torch.relu((x - mean) * torch.rsqrt(spread + 1e-5) * scale), mean
 
 
-@pytest.mark.parametrize(("rows", "kernels"), [(48, 1), (80, 2)])
+@pytest.mark.parametrize(("rows", "kernels"), [(48, 1), (128, 1), (160, 2)])
 def test_who_reads_results_of_short_rows_across_memory_is_computed_with_them(rows, kernels):
-    """A batch norm of few pixels has rows that a program holds: what is computed of each element
-    goes through memory along the channels, and is turned to go through the rows; longer rows would
-    be read once more by fewer programs.
+    """A batch norm of few pixels has short rows: what is computed of each element goes through
+    memory along the channels, and is turned to go through the rows; longer rows would be read once
+    more by fewer programs.
     """
     launches = launches_of(_norm_across, torch.empty(rows, 64), torch.empty(64))
     assert len(launches) == kernels

@@ -26,7 +26,7 @@ from bundler.codegen.kernels.kernel_body import BodyWriter
 from bundler.codegen.kernels.kernel_shape import KernelShape, block_name
 from bundler.codegen.kernels.memory_traffic import gigabytes
 from bundler.codegen.kernels.shared_row_text import SHARE, SHARES
-from bundler.codegen.loops.fusion import LONGEST_HELD_ACROSS, LONGEST_HELD_ALONG, LoopGroup
+from bundler.codegen.loops.fusion import LoopGroup
 from bundler.codegen.loops.loop_nodes import Buffer, Loop, TensorLayout, numel
 from bundler.codegen.loops.loop_terms import SORT, TermPool, loads_of
 from bundler.codegen.loops.range_trees import Dimension, IterationSpace
@@ -34,6 +34,9 @@ from bundler.codegen.loops.row_direction import runs_along
 from bundler.runtime.heuristics.block_limits import pow2_up
 from bundler.runtime.heuristics.reduction_rules import rows_at_once
 
+# A row of up to so many elements is held whole: where memory runs along it, and where it runs
+# across, so that a block also has to span neighbouring rows.
+_WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
 # Kernels in which each thread reads one boundary after the other gain by few elements of a thread.
 _SEARCHES = frozenset({"bucketize", "searchsorted"})
 # Where a measurement tells, rows of so many times that length may be held whole, as in torch.
@@ -308,7 +311,7 @@ def has_two_forms(text: KernelText) -> bool:
 
 
 def _longest_held(direction: str) -> int:
-    return LONGEST_HELD_ALONG if direction == "INNER" else LONGEST_HELD_ACROSS
+    return _WHOLE_ROW_INNER if direction == "INNER" else _WHOLE_ROW_OUTER
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:
