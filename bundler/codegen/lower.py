@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
+from bundler.codegen.biases import added_behind
 from bundler.codegen.channels_last import (
     CALLERS_RESULTS,
     STORED_STRIDES,
@@ -219,6 +220,7 @@ class _Reader:
         self._templates = frozenset(chosen)
         # Of products, which convolutions are with all templates, none gains by it.
         self._channels_last = frozenset() if templates is True else in_channels_last(module)
+        self._added_behind = added_behind(module) - self._templates
         # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
         # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
@@ -416,7 +418,8 @@ class _Reader:
         if self._is_laid_out(node):
             results = tuple(_in_channels_last(layout) for layout in results)
         call = self._operator_call(node, results, single=single)
-        found = self._host.computed(call) or self._generated(call)
+        apart = node in self._added_behind
+        found = self._host.computed(call) or self._generated(call, apart=apart)
         base, made = self._viewed(node), builder.made_since(before)
         bound: list[LazyTensor | None] = []
         for lowered, layout, given in zip(found, results, values, strict=True):
@@ -431,9 +434,20 @@ class _Reader:
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
 
-    def _generated(self, call: OperatorCall) -> tuple[LazyTensor | None, ...]:
-        """Return the results of an operator on the program's device."""
+    def _generated(self, call: OperatorCall, *, apart: bool) -> tuple[LazyTensor | None, ...]:
+        """Return the results of an operator on the program's device.
+
+        Args:
+            call: of the operator.
+            apart: have what reads a product add its bias.
+        """
         builder, fallbacks = self._graph.builder, self._graph.fallbacks
+        if apart:
+            bias, *factors = call.positional
+            named = dict(zip(("self", "mat2"), factors, strict=True))
+            positional = tuple(factors)
+            product = replace(call, name="aten.mm.default", arguments=named, positional=positional)
+            return self._with_bias(product, bias)
         if call.name != "aten.convolution.default" or self._graph.device == CPU:
             return lower(builder, call, fallbacks)
         if call.template and is_patches(call):
@@ -442,11 +456,17 @@ class _Reader:
         if bias is None or call.dtype not in _FLOATS:
             return lower(builder, call, fallbacks)
         # torch adds the bias behind cuDNN's convolution; a kernel that reads the result can do it.
-        (product,) = lower(
-            builder, replace(call, positional=(images, weight, None, *rest)), fallbacks
+        product = replace(call, positional=(images, weight, None, *rest))
+        one = sympy.Integer(1)
+        return self._with_bias(
+            product, reshaped(bias, (*bias.sizes, *[one] * (len(call.sizes) - 2)))
         )
-        shift = reshaped(bias, (*bias.sizes, *[sympy.Integer(1)] * (len(call.sizes) - 2)))
-        given = {"self": product, "other": shift}
+
+    def _with_bias(self, call: OperatorCall, bias: LazyTensor) -> tuple[LazyTensor | None, ...]:
+        """Return the result of an operator that is called, and a bias that its readers add."""
+        builder, fallbacks = self._graph.builder, self._graph.fallbacks
+        (product,) = lower(builder, call, fallbacks)
+        given = {"self": product, "other": bias}
         added = replace(
             call, name="aten.add.Tensor", arguments=given, positional=tuple(given.values())
         )
@@ -885,7 +905,7 @@ class _Reader:
             if value.host is not None:
                 return self._host.held(value, changed)
             seen = self._graph.callers_results
-            of_backward = seen is not None and place >= seen
+            of_backward = seen is not None and place >= seen and value.buffer not in changed
             builder = self._graph.builder
             found = builder.kept(value) if of_backward else builder.owned(value)
             return replace(found, view=value.base is not None)

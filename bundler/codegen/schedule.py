@@ -550,10 +550,10 @@ class _Forms:
         bounded = None if how["bounded"] is None else (lambda _: True)
         self._how = {**how, "bounded": bounded, "asserted": True}
         # Buffer -> the nodes that touch it.
-        self._users: dict[str, set[int]] = {}
+        self._users: dict[str, set[object]] = {}
         for node in nodes:
             for name in node.reads.union(node.writes):
-                self._users.setdefault(name, set()).add(id(node))
+                self._users.setdefault(name, set()).add(_identity(node))
         self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
 
     def chosen(self, parts: Sequence[LoopGroup], together: LoopGroup) -> LoopGroup | None:
@@ -566,7 +566,7 @@ class _Forms:
         return None if found == "apart" else turned if found == "in turn" else together
 
     def _text(self, group: LoopGroup) -> KernelText:
-        own = {id(node) for node in group.nodes}
+        own = {_identity(node) for node in group.nodes}
         kept = {loop.buffer for loop in group.loops if loop.mode is not None} | self._outputs
         removed = frozenset(
             name
@@ -575,6 +575,11 @@ class _Forms:
         )
         pool, hints = self._graph.builder.pool, self._graph.hints
         return _writer_of(group)(group, pool, self._buffers, removed, {}, hints, **self._how)
+
+
+def _identity(node: Node) -> object:
+    """Return what a node has in common with itself turned, and with no other one."""
+    return (node.buffer, node.index, id(node.value)) if isinstance(node, Loop) else id(node)
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -380,3 +380,48 @@ def kept_and_one_for_all(a, b):
 def half_rms_norm(a, w):
     """A decomposition of torch's that changes what it made."""
     return F.rms_norm(a, (40,), w)
+
+
+@case(
+    lambda: (
+        seeded(4, 24, 3, 4).to(memory_format=torch.channels_last),
+        seeded(24),
+        seeded(4, 24, 3, 4).to(memory_format=torch.channels_last),
+    ),
+    kernels=1,
+)
+def batch_norm_of_few_pixels(x, scale, upstream):
+    """Reductions across memory, and what is computed of their results for each element."""
+
+    def normed(x, scale):
+        return F.relu(F.batch_norm(x, None, None, scale, training=True))
+
+    found, backward = torch.func.vjp(normed, x, scale)
+    return found, *backward(upstream)
+
+
+@case(
+    lambda: (seeded(6, 4), seeded(5, 4), seeded(5), seeded(1), seeded(6, 5)), fallbacks=3, kernels=1
+)
+def biases(x, w, row, number, whole):
+    """What is added to a product, in each form that torch spreads over it."""
+    return [torch.addmm(bias, x, w.t()).tanh() for bias in (row, number, whole)]
+
+
+@case(
+    lambda: (
+        seeded(9, 3),
+        seeded(6, 5, dtype=torch.int64) % 9,
+        seeded(4, 3, 6, 5),
+        seeded(4, 3, 6, 5),
+    ),
+    kernels=2,
+)
+def bias_of_positions(table, places, one, other):
+    """The gradient of a table whose rows two layers add to each score, of all batches."""
+
+    def biased(table):
+        bias = F.embedding(places.abs(), table).permute(2, 0, 1)
+        return bias.expand_as(one), bias.expand_as(other)
+
+    return torch.func.vjp(biased, table)[1]((one, other))

@@ -71,3 +71,18 @@ def test_windows_before_few_rows_have_a_kernel_of_their_own(batch, apart):
     (norm,) = [one for one in kernels if one.kind == "reduction"]
     assert (norm.counts["num_load"] < 9) is apart
     assert any(one.counts["num_load"] >= 9 and one.kind == "pointwise" for one in kernels) is apart
+
+
+def _norm_across(x, scale):
+    spread, mean = torch.var_mean(x, 0, correction=0)
+    return torch.relu((x - mean) * torch.rsqrt(spread + 1e-5) * scale), mean
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(48, 1), (128, 1), (160, 2)])
+def test_who_reads_results_of_short_rows_across_memory_is_computed_with_them(rows, kernels):
+    """A batch norm of few pixels has short rows: what is computed of each element goes through
+    memory along the channels, and is turned to go through the rows; longer rows would be read once
+    more by fewer programs.
+    """
+    launches = launches_of(_norm_across, torch.empty(rows, 64), torch.empty(64))
+    assert len(launches) == kernels

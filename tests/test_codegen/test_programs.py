@@ -10,8 +10,12 @@ import pytest
 
 LIMIT_S = 280
 # What fails first when a step of the machine breaks: a tile, a mask, a looped and a held row, an
-# indirect index, a change of an input, a fallback.
-FEW = ("transposed", "joined", "looped_sums", "softmax", "put", "changed", "linear")
+# indirect index, a change of an input, a fallback, a row across memory, a bias, a
+# scatter in another order.
+FEW = (
+    *("transposed", "joined", "looped_sums", "softmax", "put", "changed", "linear"),
+    *("batch_norm_of_few_pixels", "biases", "bias_of_positions"),
+)
 pytestmark = [
     pytest.mark.timeout(LIMIT_S + 20),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),

@@ -2,9 +2,10 @@
 """`fused`: which loops of a program share a kernel.
 
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
-numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
-writes and the other touches is touched at the same address, no other node has to run between them,
-and they read a buffer at the same addresses, too, so that it is read once.  All pairs of groups
+numel; a pointwise loop over a reduction's rows and columns agrees with it, and one that memory runs
+along while the reduction goes across it is turned), every buffer that one writes and the other
+touches is touched at the same address, no other node has to run between them, and they read a
+buffer at the same addresses, too, so that it is read once.  All pairs of groups
 that touch a buffer at one address are tried, up to `_WINDOW` apart among its users; those of which
 one writes for the other go first, then that which saves most bytes, and where a measurement may
 tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
@@ -13,8 +14,8 @@ tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from bundler.codegen.loops.loop_nodes import (
 )
 from bundler.codegen.loops.loop_terms import ATTENTION, SORT
 from bundler.codegen.loops.range_trees import IterationSpace
+from bundler.codegen.loops.row_direction import runs_along
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.program.device_tensors import item_bytes
 
@@ -53,6 +55,10 @@ _FAR_LESS = 16
 # Up to so many rows, of more than so many elements each, keep few programs of a device busy: an
 # element that takes more reads than this, as one of a window does, is computed by more of them.
 _FEW_ROWS, _LONG_ROW, _MANY_READS = 64, 1024, 8
+# Rows up to these lengths, where memory runs along them and where it runs across, are gone through
+# again by what reads their results for each element: a program holds them, or one launch of 1.8 to
+# 2.3 us goes over them twice, where no launch of its own takes less than 1.2.
+_SHORT_ALONG, _SHORT_ACROSS = 1024, 128
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
 
@@ -158,6 +164,8 @@ class _Fusion:
         ]
         self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
         self._accesses = _Accesses()
+        # (Loop, order) -> the loop, and the same turned; both are kept, since they go by identity.
+        self._turned: dict[tuple[int, tuple[int, ...]], tuple[Loop, Loop]] = {}
 
     def run(self) -> list[LoopGroup]:
         # Each round fuses pairs; what they became may pair up again, until nothing does.
@@ -339,6 +347,7 @@ class _Fusion:
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
             if self._keeps_idle(one, other, dimensions):
                 continue
+            one, other = self._along(one, other, dimensions), self._along(other, one, dimensions)
             own, others = (self._accesses.of(group, dimensions) for group in (one, other))
             if own is not None and others is not None and _same_addresses(one, other, own, others):
                 nodes = sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)])
@@ -346,6 +355,34 @@ class _Fusion:
                 between = (one.written & other.touched) | (other.written & one.touched)
                 return _Fused(group, bool(between), self._saved(own, others, between))
         return None
+
+    def _along(self, group: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> LoopGroup:
+        """Return a group as it goes through memory beside the other one, which reduces rows: with
+        the dimensions of its loops turned where they have another order.
+        """
+        if group.dimensions == dimensions or other.dimensions != dimensions:
+            return group
+        short = _has_short_rows(other, dimensions)
+        orders = [_beside(loop, other.written, dimensions, short=short) for loop in group.loops]
+        loops = [
+            self._turned_loop(loop, order)
+            for loop, order in zip(group.loops, orders, strict=True)
+            if order is not None
+        ]
+        return LoopGroup(tuple(loops), group.dimensions) if len(loops) == len(orders) else group
+
+    def _turned_loop(self, loop: Loop, order: Sequence[int]) -> Loop:
+        """Return a loop with its dimensions in another order."""
+        key = (id(loop), tuple(order))
+        if key not in self._turned:
+            found = replace(
+                loop,
+                variables=tuple(loop.variables[place] for place in order),
+                sizes=tuple(loop.sizes[place] for place in order),
+            )
+            self._turned[key] = loop, found
+            self._place[id(found)] = self._place[id(loop)]
+        return self._turned[key][1]
 
     def _keeps_idle(self, one: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> bool:
         """Whether a kernel of both would have the programs of few long rows compute elements that
@@ -384,6 +421,66 @@ def _common_dimensions(one: _Dimensions, other: _Dimensions) -> list[_Dimensions
     longer, shorter = (one, other) if len(one) > len(other) else (other, one)
     whole = numel([size for _, size in longer])
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
+
+
+def _has_short_rows(group: LoopGroup, dimensions: _Dimensions) -> bool:
+    """Whether a group reduces rows so short that what reads the results for each element had better
+    go through them, too.
+    """
+    rows = [loop for loop in group.loops if loop.has_rows]
+    row = dimensions[-1][1]
+    if not rows or not row.is_Integer or row > _SHORT_ALONG:
+        return False
+    if not all(loop.is_reduction and not loop.rows_each for loop in rows):
+        return False
+    return bool(row <= _SHORT_ACROSS) or all(runs_along(loop) for loop in rows)
+
+
+def _beside(
+    loop: Loop, written: frozenset[str], dimensions: _Dimensions, *, short: bool
+) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which those of a kernel's rows are outermost; None
+    where it should keep its own.
+
+    Args:
+        loop: that has no rows.
+        written: what the kernel writes, an element for each row.
+        dimensions: of the kernel.
+        short: whether its rows are short.
+    """
+    whole = numel(loop.sizes) == numel([size for _, size in dimensions])
+    # A scatter writes wherever its indices say, any other loop along memory.
+    if loop.kind != POINTWISE or not (loop.index_terms or (short and whole and loop.mode is None)):
+        return None
+    read = {index for buffer, index, _ in loop.loads if buffer in written}
+    if not loop.index_terms:
+        # What the kernel writes element by element, and not row by row, says nothing.
+        read = {index for index in read if not index.free_symbols.issuperset(loop.variables)}
+    if read:
+        return _as_read(loop, read)
+    places = range(len(loop.sizes))
+    found = [
+        (first, last)
+        for first in places
+        for last in places[first:]
+        if numel(loop.sizes[first : last + 1]) == dimensions[0][1]
+    ]
+    if len(found) != 1:
+        return None
+    ((first, last),) = found
+    return [*places[first : last + 1], *places[:first], *places[last + 1 :]]
+
+
+def _as_read(loop: Loop, read: Collection[sympy.Expr]) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which it reads one address row by row; None where
+    it has no such order.
+    """
+    (index, *others) = read
+    strides = [index.coeff(variable) for variable in loop.variables]
+    if others or not all(stride.is_Integer and stride >= 0 for stride in strides):
+        return None
+    # Dimensions that the address does not move with have a stride of 0, and keep their order.
+    return sorted(range(len(strides)), key=lambda place: -strides[place])
 
 
 def _is_epilogue(one: LoopGroup, other: LoopGroup) -> bool:

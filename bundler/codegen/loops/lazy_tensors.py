@@ -540,8 +540,16 @@ class GraphBuilder:
         return Reference(name, self.buffers[name].layout)
 
     def kept(self, tensor: LazyTensor) -> Reference:
-        """Return where a tensor lies that leaves the graph for a reader who is told its strides."""
+        """Return where a tensor lies that leaves the graph for a reader who is told its strides.
+
+        An input that a call was given in another layout, as the weight of a convolution, leaves in
+        that one: its reader calls the like, and would convert it once more.
+        """
         root = tensor.root
+        given = root.buffer is not None and self.buffers[root.buffer].source == "input"
+        if given and tensor is root and len(root.copies) == 1:
+            (name,) = root.copies.values()
+            return Reference(name, self.buffers[name].layout)
         if (
             tensor is not root
             or root.own_strides is None
