@@ -2,9 +2,9 @@
 """`emit_bundle`: the kernels of programs, compiled for targets that need not be here, in a bundle
 with the programs' plans.
 
-Each kernel is built with the first candidates of its heuristic on the target's device, and with the
-others where each of these spills registers, as the tuner would not have it.  The plan notes them,
-and a replay launches the one that a tuning record names, else the first that does not spill.
+Each kernel is built with the first candidates of its heuristic on the target's device, and with
+those that follow until one does not spill registers, as the tuner would have it.  The plan notes
+them, and a replay launches the one that a tuning record names, else the first that does not spill.
 `Program.build` and `build_programs` call it.
 """
 
@@ -112,9 +112,8 @@ def emit_bundle(
     ]
     built = build(plan, workers)
     spilling = _spilling(built.bundle)
-    other = _others(programs, planned, spilling)
-    if other.jobs:
-        more = build(other, workers).bundle
+    while (further := _further(programs, planned, built.bundle, spilling)).jobs:
+        more = build(further, workers).bundle
         built = replace(built, bundle=merge([built.bundle, more]))
         spilling |= _spilling(more)
     plans = [_plan_of(*pair, built, spilling) for pair in zip(programs, planned, strict=True)]
@@ -131,18 +130,23 @@ def _spilling(bundle: Bundle) -> frozenset[str]:
     return frozenset(found)
 
 
-def _others(
-    programs: Sequence[Buildable], planned: Sequence[Sequence[_Planned]], spilling: frozenset[str]
+def _further(
+    programs: Sequence[Buildable],
+    planned: Sequence[Sequence[_Planned]],
+    built: Bundle,
+    spilling: frozenset[str],
 ) -> Plan:
-    """Return a plan of all other candidates of kernels whose candidates spill, which become their
-    candidates.
+    """Return a plan of the next candidate of each kernel that spills in all that were compiled,
+    which becomes its candidate.
     """
     plan = Plan()
+    good = {kernel.key for kernel in built.kernels} - spilling
     for program, items in zip(programs, planned, strict=True):
         for item in items:
-            if spilling.issuperset(key for _, key in item.candidates):
-                rest = slice(len(item.candidates), None)
-                item.candidates.extend(_planned(plan, program, item.name, item.target, rest))
+            keys = [key for _, key in item.candidates]
+            if keys and keys[0] in spilling and good.isdisjoint(keys):
+                following = slice(len(keys), len(keys) + 1)
+                item.candidates.extend(_planned(plan, program, item.name, item.target, following))
     return plan
 
 

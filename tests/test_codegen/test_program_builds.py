@@ -53,8 +53,8 @@ def test_every_kernel_is_built_for_every_target(built):
 
 
 def test_a_candidate_that_spills_comes_last(tmp_path):
-    """Where the first one spills registers the others are built, too, and one of them is launched;
-    a kernel that does not spill has one.
+    """Where the first one spills registers those that follow are built, too, up to one that does
+    not, which is launched; a kernel that does not spill has one.
     """
     from bundler.codegen.program import GenerateOptions, generate
     from tools.codegen.compared_graphs import GRAPHS
