@@ -41,12 +41,15 @@ for _ in range(6):
 before = memory.pool.allocations
 for _ in range(6):
     talk.step()
-try:
-    talk.begin(list(range(17)))
-except ValueError as error:
-    refused = str(error)
+made, refused = memory.pool.allocations - before, []
+for prompt, steps in ((range(17), 0), ([3, 512], 0), ([3, -1], 0), ([1], 95)):
+    try:
+        talk.begin(list(prompt))
+        for _ in range(steps):
+            talk.step()
+    except ValueError as error:
+        refused.append(str(error))
 use = programs["decode"].graph_use
-made = memory.pool.allocations - before
 print(json.dumps([weights, [use.captures, use.replays, use.refusal], made, refused]))
 """
 
@@ -94,8 +97,14 @@ def test_it_is_built_without_a_gpu_and_runs_without_torch(tmp_path):
         run = [sys.executable, "-c", RUN, bundle, weights, maker]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
         copied, graph, made, refused = json.loads(done.stdout)
-        assert (copied, graph, made) == (16, [1, 9, ""], 0)
-        assert refused == "a prompt: expected 1 to 16 tokens, got 17"
+        assert (copied, made) == (16, 0)
+        assert graph == [1, 9 + 94, ""]
+        assert refused == [
+            "a prompt: expected 1 to 16 tokens, got 17",
+            "token 1: expected 0 to 511, got 512",
+            "token 1: expected 0 to 511, got -1",
+            "a step: expected 1 to 95 tokens before it, got 96",
+        ]
 
 
 @pytest.fixture
