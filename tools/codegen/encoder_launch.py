@@ -33,7 +33,10 @@ def main() -> int:
     found = memory.array(runner(*inputs)[0])
     first = time.time()
     np.save(folder / "ours.npy", found)
-    facts = {"first_at": first, "ms": timed(lambda: runner(*inputs), memory.synchronize)}
+    facts: dict[str, Any] = {
+        "first_at": first,
+        "ms": timed(lambda: runner(*inputs), memory.synchronize),
+    }
     use = runner.graph_use
     facts |= {"graph_launches": use.replays, "graph_refusal": use.refusal}
     facts["memory_bytes"] = free - memory.info()[0]

@@ -28,7 +28,7 @@ from tools.codegen.llama_sides import DEVICE, target
 BATCH, LENGTH, WORDS, PIXELS = 8, 512, 30522, 224
 
 
-class Words(nn.Module):
+class Words(nn.Module):  # type: ignore[misc]  # torch is not followed
     """BERT: tokens, and which of them are none."""
 
     def __init__(self, layers: int) -> None:
@@ -49,7 +49,7 @@ class Words(nn.Module):
         return [tokens, torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (BATCH, 1))]
 
 
-class Images(nn.Module):
+class Images(nn.Module):  # type: ignore[misc]  # torch is not followed
     """ViT: images become classes."""
 
     def __init__(self, layers: int) -> None:
