@@ -54,6 +54,8 @@ _MULTIPROCESSORS = {
 }
 _ASSEMBLY = "tl.inline_asm_elementwise("
 _DEFAULT_MULTIPROCESSORS = 108
+# How many candidates are compiled in search of one that does not spill registers.
+_MOST_SPILLING = 4
 _WAVE = {"cuda": 32, "hip": 64}
 
 
@@ -144,7 +146,7 @@ def _further(
     for program, items in zip(programs, planned, strict=True):
         for item in items:
             keys = [key for _, key in item.candidates]
-            if keys and keys[0] in spilling and good.isdisjoint(keys):
+            if 0 < len(keys) < _MOST_SPILLING and keys[0] in spilling and good.isdisjoint(keys):
                 following = slice(len(keys), len(keys) + 1)
                 item.candidates.extend(_planned(plan, program, item.name, item.target, following))
     return plan
