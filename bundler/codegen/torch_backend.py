@@ -32,7 +32,7 @@ from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
-from bundler.codegen.program_policy import NONE, ProgramPolicy
+from bundler.codegen.program_policy import ALL, NONE, ProgramPolicy
 from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
@@ -115,7 +115,7 @@ def triton_bundler(
         fw_compiler=partial(_compile_forward, compiler=compiler),
         bw_compiler=partial(_compile_backward, compiler=compiler),
         inference_compiler=compiler,
-        decompositions=decompositions(),
+        decompositions=decompositions(templates=templates == ALL),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
