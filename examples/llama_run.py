@@ -19,11 +19,14 @@ import numpy as np
 
 import bundler.runtime
 
-PREFILL = "prefill_"
+PREFILL, WORDS = "prefill_", "model.words.weight"
 
 
 class Conversation:
     """Tokens, their number, keys and values, which stay on the device, where they are.
+
+    Kernels read and write where tokens and their number say, and assert nothing, so what the host
+    gives is looked at here.
 
     Args:
         programs: of the bundle, by name.
@@ -32,7 +35,10 @@ class Conversation:
 
     def __init__(self, programs: dict[str, Any], memory: Any) -> None:
         self.memory, self.programs = memory, programs
-        specs = [item.spec for item in programs["decode"].plan.inputs]
+        plan = programs["decode"].plan
+        weights = {name: one for one in plan.weights.values() for name in one.names}
+        self.words, self.count = int(weights[WORDS].spec.sizes[0]), 0
+        specs = [item.spec for item in plan.inputs]
         self.state = [memory.allocate(spec.dtype, spec.sizes) for spec in specs]
         for tensor in self.state:
             memory.fill(tensor)  # what nobody wrote is multiplied by 0, and must not be a NaN
@@ -51,14 +57,33 @@ class Conversation:
         return self.step(f"{PREFILL}{min(fitting)}")
 
     def write(self, tokens: list[int]) -> None:
-        """Write tokens in place of all that there are."""
-        row = np.zeros(self.state[0].shape, "int64")
+        """Write tokens in place of all that there are.
+
+        Raises:
+            ValueError: there are none, or more than there is room for, or one is no word.
+        """
+        (room,) = self.state[0].shape
+        if not 0 < len(tokens) <= room:
+            raise ValueError(f"a conversation: expected 1 to {room} tokens, got {len(tokens)}")
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self.words:
+                raise ValueError(f"token {place}: expected 0 to {self.words - 1}, got {token}")
+        self.count = len(tokens)
+        row = np.zeros(room, "int64")
         row[: len(tokens)] = tokens
         for target, values in zip(self.state, (row, np.full(1, len(tokens))), strict=False):
             self.memory.copy(target, self.memory.put(values))
 
     def step(self, name: str = "decode") -> Any:
-        """Run a program, which appends a token; returns the logits that it was chosen by."""
+        """Run a program, which appends a token; returns the logits that it was chosen by.
+
+        Raises:
+            ValueError: there is no room for one more.
+        """
+        (room,) = self.state[0].shape
+        if not 0 < self.count < room:
+            raise ValueError(f"a step: expected 1 to {room - 1} tokens before it, got {self.count}")
+        self.count += 1
         (logits,) = self.programs[name](*self.state)
         return logits
 

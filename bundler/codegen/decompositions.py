@@ -111,9 +111,13 @@ _UNARY = (
 _BINARY = "add sub mul div pow maximum minimum clamp_min clamp_max"
 
 
-@lru_cache(maxsize=1)
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return the functions that take operators apart, by operator."""
+@lru_cache(maxsize=2)
+def decompositions(*, templates: bool = False) -> dict[Any, Callable[..., Any]]:
+    """Return the functions that take operators apart, by operator.
+
+    Args:
+        templates: whether products of matrices become kernels.
+    """
     table = {
         **core_aten_decompositions(),
         **get_decompositions([getattr(aten, name) for name in _TAKEN_APART]),
@@ -126,7 +130,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
+    if templates:
+        table[aten.mv.default] = partial(_column, table[aten.mv.default])
     return table | _OWN
+
+
+def _column(
+    otherwise: Callable[..., Any], matrix: torch.Tensor, vector: torch.Tensor
+) -> torch.Tensor:
+    """Multiply a matrix by a column, which `row_products` has a rule for; others are summed up."""
+    if matrix.dtype not in {torch.float32, torch.float16, torch.bfloat16}:
+        summed: torch.Tensor = otherwise(matrix, vector)
+        return summed
+    return aten.mm(matrix, vector.unsqueeze(1)).squeeze(1)
 
 
 def _without_generator(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,9 @@
 """`emit_bundle`: the kernels of programs, compiled for targets that need not be here, in a bundle
 with the programs' plans.
 
-Each kernel is built with the first candidates of its heuristic on the target's device.  The plan
-notes them, and a replay launches the one that a tuning record names, else the first.
+Each kernel is built with the first candidates of its heuristic on the target's device, and with
+those that follow until one does not spill registers, as the tuner would have it.  The plan notes
+them, and a replay launches the one that a tuning record names, else the first that does not spill.
 `Program.build` and `build_programs` call it.
 """
 
@@ -31,6 +32,7 @@ from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.program_plan import KernelChoice, Launch, ProgramPlan
+from bundler.runtime.tuning.occupancy import most_spills, usage_of
 from bundler.toolchain.compile_call import float8_types
 from bundler.toolchain.tuner_toolchain import source_part
 
@@ -52,6 +54,8 @@ _MULTIPROCESSORS = {
 }
 _ASSEMBLY = "tl.inline_asm_elementwise("
 _DEFAULT_MULTIPROCESSORS = 108
+# How many candidates are compiled in search of one that does not spill registers.
+_MOST_SPILLING = 4
 _WAVE = {"cuda": 32, "hip": 64}
 
 
@@ -100,7 +104,7 @@ def emit_bundle(
     plan = Plan()
     planned = [
         [
-            _Planned(name, target, _planned(plan, program, name, target, most))
+            _Planned(name, target, _planned(plan, program, name, target, slice(most)))
             for target in chosen
             for name in program.sources
             # Where nobody knows that programs can wait for each other, none are launched that do.
@@ -109,11 +113,48 @@ def emit_bundle(
         for program in programs
     ]
     built = build(plan, workers)
-    plans = [_plan_of(*pair, built) for pair in zip(programs, planned, strict=True)]
+    spilling = _spilling(built.bundle)
+    while (further := _further(programs, planned, built.bundle, spilling)).jobs:
+        more = build(further, workers).bundle
+        built = replace(built, bundle=merge([built.bundle, more]))
+        spilling |= _spilling(more)
+    plans = [_plan_of(*pair, built, spilling) for pair in zip(programs, planned, strict=True)]
     return merge([built.bundle, *plans])
 
 
-def _plan_of(program: Buildable, planned: Sequence[_Planned], built: BuildResult) -> Bundle:
+def _spilling(bundle: Bundle) -> frozenset[str]:
+    """Return the keys of kernels that spill more registers than the tuner allows."""
+    found = []
+    for kernel in bundle.kernels:
+        usage = usage_of(bundle.read(kernel.binary), kernel.spec.entry, kernel.target)
+        if (usage.spills or 0) > most_spills(kernel.target.backend):
+            found.append(kernel.key)
+    return frozenset(found)
+
+
+def _further(
+    programs: Sequence[Buildable],
+    planned: Sequence[Sequence[_Planned]],
+    built: Bundle,
+    spilling: frozenset[str],
+) -> Plan:
+    """Return a plan of the next candidate of each kernel that spills in all that were compiled,
+    which becomes its candidate.
+    """
+    plan = Plan()
+    good = {kernel.key for kernel in built.kernels} - spilling
+    for program, items in zip(programs, planned, strict=True):
+        for item in items:
+            keys = [key for _, key in item.candidates]
+            if 0 < len(keys) < _MOST_SPILLING and keys[0] in spilling and good.isdisjoint(keys):
+                following = slice(len(keys), len(keys) + 1)
+                item.candidates.extend(_planned(plan, program, item.name, item.target, following))
+    return plan
+
+
+def _plan_of(
+    program: Buildable, planned: Sequence[_Planned], built: BuildResult, spilling: frozenset[str]
+) -> Bundle:
     """Return a bundle with a program's plan, which knows how its kernels were compiled.
 
     Raises:
@@ -132,9 +173,10 @@ def _plan_of(program: Buildable, planned: Sequence[_Planned], built: BuildResult
         )
     entries = dict(program.plan.kernels)
     for item in planned:
-        # In the heuristic's order: a replay takes the first one unless a tuning record names
-        # another.
-        choices = tuple(choice for choice, key in item.candidates if key in there)
+        # In the heuristic's order, those that spill last: a replay takes the first one unless a
+        # tuning record names another.
+        candidates = sorted(item.candidates, key=lambda candidate: candidate[1] in spilling)
+        choices = tuple(choice for choice, key in candidates if key in there)
         entry, module = entries[item.name], program.modules[item.name]
         # Another policy's record, of a kernel of equal text, decides nothing of a deterministic
         # one.
@@ -162,12 +204,12 @@ class _Planned(NamedTuple):
 
 
 def _planned(
-    plan: Plan, program: Buildable, name: str, target: Target, most: int | None
+    plan: Plan, program: Buildable, name: str, target: Target, which: slice
 ) -> list[tuple[KernelChoice, str]]:
     kernel = program.modules[name]
     source = SourceRef("text", name, data=program.sources[name].encode())
     found = []
-    for config in kernel.on(device_of(target)).configs[:most]:
+    for config in kernel.on(device_of(target)).configs[which]:
         jobs = plan.add_calls(
             kernel.fn,
             source,

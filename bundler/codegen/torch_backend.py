@@ -32,7 +32,7 @@ from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
-from bundler.codegen.program_policy import BY_RULE, ProgramPolicy
+from bundler.codegen.program_policy import ALL, BY_RULE, ProgramPolicy
 from bundler.codegen.uneven_products import with_even_operands
 from bundler.compile.worker_pool import worker_count
 from bundler.errors import BundlerError, ConfigError, WrongResult
@@ -108,7 +108,7 @@ def triton_bundler(
         policy=policy,
         templates=templates,
     )
-    taken_apart = decompositions()
+    taken_apart = decompositions(templates=templates == ALL)
     if templates == BY_RULE and not policy.deterministic:
         taken_apart = taken_apart | {aten.mm.default: _product}
     before = len(programs)

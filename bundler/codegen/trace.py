@@ -102,7 +102,7 @@ def trace(
         dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
         device: that the graph is for, which need not be here: see `device_tracing`.  None takes
             that of the example.
-        templates: keep attention whole where a kernel is made of it.
+        templates: keep attention whole, and vectors columns, where kernels are made of products.
 
     Raises:
         UnsupportedOperator: an operator that cannot be traced so, as one whose sizes follow from
@@ -116,7 +116,7 @@ def trace(
                 " this one",
                 got=device,
             )
-        module = function.run_decompositions(decompositions()).graph_module
+        module = function.run_decompositions(decompositions(templates=templates)).graph_module
         module.meta[EXPORTED] = True
         return module
 
@@ -269,8 +269,9 @@ def _traced(
     functional = torch.func.functionalize(called, remove="mutations")
     # Tensors that are no inputs, such as a module's parameters, become constants of the graph.
     take = partial(make_fx, tracing_mode=mode, _allow_non_fake_inputs=True)
+    table = decompositions(templates=templates)
     try:
-        traced = take(functional, decomposition_table=decompositions())(*example_inputs)
+        traced = take(functional, decomposition_table=table)(*example_inputs)
     except RuntimeError as error:
         refusal = _refusal(error)
         if refusal is None:
@@ -279,7 +280,7 @@ def _traced(
     # Decompositions run after the first pass made the graph functional, and may change in place.
     if _changes_what_it_made(traced):
         functional = torch.func.functionalize(traced, remove="mutations")
-        traced = take(functional, decomposition_table=decompositions())(*example_inputs)
+        traced = take(functional, decomposition_table=table)(*example_inputs)
     _forget_callers(traced)
     traced.graph.eliminate_dead_code()
     traced.recompile()

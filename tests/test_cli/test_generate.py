@@ -88,6 +88,17 @@ def test_templates_leave_no_operator_or_say_so(cli, module):
     assert cli(*words, "--templates", "some").exit_code != 0
 
 
+@pytest.mark.parametrize("faster", ["kernel", "operator"])
+def test_a_product_is_what_was_measured_to_be_faster(cli, module, monkeypatch, faster):
+    """`where faster` asks for each product; one of which nobody knows is called."""
+    from bundler.codegen.measured_templates import TemplateMeasurements
+
+    words = ("generate", f"{module}:product", "--show", "--json", "--templates", "where faster")
+    assert len(json.loads(cli(*words).stdout)["fallbacks"]) == 1
+    monkeypatch.setattr(TemplateMeasurements, "chosen", lambda *_: faster)
+    assert len(json.loads(cli(*words).stdout)["fallbacks"]) == (faster == "operator")
+
+
 def test_what_a_program_needs_is_told(cli, module):
     """Inputs, constants, results, memory, what needs torch, and targets, as text and in JSON."""
     shown = cli("generate", f"{module}:product", "--show").stdout

@@ -202,7 +202,9 @@ def test_attention_compiles_for_both_makers(dtype, head, tmp_path):
     given.append(full(100, 300, dtype=torch.bool))
     program = generated(function, *given, sources=str(tmp_path))
     bundle = program.build(TARGETS)
-    assert len(bundle.kernels) == len(TARGETS) * len(program.kernels)
+    # Of one that spills registers there are further candidates.
+    made = {(kernel.name, str(kernel.target)) for kernel in bundle.kernels}
+    assert len(made) == len(TARGETS) * len(program.kernels)
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bundler.errors import ConfigError, DriverError
 from bundler.runtime import DeviceMemory, DryDriver
@@ -226,6 +228,46 @@ def test_buffers_between_steps_lie_in_one_allocation(memory):
         (*STEPS[:4], Release("first"), Allocate("second", ROW), *STEPS[7:]), [Output("twice")]
     )
     assert Workspace(later, memory, lambda spec: (spec.sizes, spec.strides)).size_bytes == 256
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=12), st.data())
+def test_buffers_that_are_there_at_once_do_not_overlap(drawn, data):
+    """Whatever is allocated and released when; and no more is taken than without reuse."""
+    steps, live = [], []
+    for number, (count, releases) in enumerate(drawn):
+        spec = TensorSpec("float32", (count,), (1,))
+        steps.append(Allocate(f"b{number}", spec))
+        live.append(f"b{number}")
+        if releases:
+            steps.append(Release(live.pop(data.draw(st.integers(0, len(live) - 1)))))
+    memory = DeviceMemory(driver=DryDriver())
+    found = Workspace(plan(steps, []), memory, lambda spec: (spec.sizes, spec.strides))
+    held, tensors = found.taken()
+    lies = dict(zip(found.buffers, tensors, strict=True))
+    there: dict[str, range] = {}
+    most = 0
+    for step in steps:
+        if isinstance(step, Release):
+            del there[step.name]
+            continue
+        start = lies[step.name].address - held.address
+        here = range(start, start + 4 * lies[step.name].shape[0])
+        assert start % 256 == 0
+        assert here.stop <= found.size_bytes
+        assert all(max(here.start, o.start) >= min(here.stop, o.stop) for o in there.values())
+        there[step.name] = here
+        most = max(most, sum(len(one) for one in there.values()))
+    assert most <= found.size_bytes <= sum(-(-4 * count // 256) * 256 for count, _ in drawn)
+
+
+def test_what_small_buffers_leave_a_large_one_takes(memory):
+    """Two that are gone make room for one that is as large as both."""
+    large = TensorSpec("float32", (128,), (1,))
+    steps = [Allocate("a", ROW), Allocate("b", ROW), Release("a"), Release("b")]
+    found = Workspace(
+        plan([*steps, Allocate("c", large)], []), memory, lambda spec: (spec.sizes, spec.strides)
+    )
+    assert found.size_bytes == 512
 
 
 def test_threads_that_run_one_plan_have_buffers_of_their_own(memory):

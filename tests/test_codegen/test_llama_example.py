@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example's Llama: its tokens are eager torch's, it builds for GPUs that are not here, and runs
-where torch cannot be imported; and its judge judges.
+where torch cannot be imported; encoders do likewise; and their judge judges.
 """
 
 import json
@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from bundler import Bundle  # noqa: E402
 from tools.codegen import without_torch  # noqa: E402
+from tools.codegen.encoder_launch import BUNDLE  # noqa: E402
 from tools.codegen.llama_files import PROMPT, TOKENS  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -40,13 +41,31 @@ for _ in range(6):
 before = memory.pool.allocations
 for _ in range(6):
     talk.step()
-try:
-    talk.begin(list(range(17)))
-except ValueError as error:
-    refused = str(error)
+made, refused = memory.pool.allocations - before, []
+for prompt, steps in ((range(17), 0), ([3, 512], 0), ([3, -1], 0), ([1], 95)):
+    try:
+        talk.begin(list(prompt))
+        for _ in range(steps):
+            talk.step()
+    except ValueError as error:
+        refused.append(str(error))
 use = programs["decode"].graph_use
-made = memory.pool.allocations - before
 print(json.dumps([weights, [use.captures, use.replays, use.refusal], made, refused]))
+"""
+
+# The same of an encoder.
+ENCODER_RUN = """
+import json, pathlib, sys
+sys.modules |= dict.fromkeys(("torch", "triton"))
+from bundler.runtime import DeviceMemory, DryDriver
+from tools.codegen.encoder_launch import loaded
+
+memory = DeviceMemory(driver=DryDriver(sys.argv[2]))
+runner, inputs = loaded(pathlib.Path(sys.argv[1]), memory)
+for _ in range(6):
+    runner(*inputs)
+use = runner.graph_use
+print(json.dumps([use.captures, use.replays, use.refusal]))
 """
 
 
@@ -78,8 +97,14 @@ def test_it_is_built_without_a_gpu_and_runs_without_torch(tmp_path):
         run = [sys.executable, "-c", RUN, bundle, weights, maker]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
         copied, graph, made, refused = json.loads(done.stdout)
-        assert (copied, graph, made) == (16, [1, 9, ""], 0)
-        assert refused == "a prompt: expected 1 to 16 tokens, got 17"
+        assert (copied, made) == (16, 0)
+        assert graph == [1, 9 + 94, ""]
+        assert refused == [
+            "a prompt: expected 1 to 16 tokens, got 17",
+            "token 1: expected 0 to 511, got 512",
+            "token 1: expected 0 to 511, got -1",
+            "a step: expected 1 to 95 tokens before it, got 96",
+        ]
 
 
 @pytest.fixture
@@ -125,6 +150,47 @@ def test_the_judge_sees_what_is_worse(folder):
     assert len(judged(folder, ours={"ms_a_token": 0.81})) == 1
     assert len(judged(folder, greedy={"first_token_s": 2.1})) == 1
     assert len(judged(folder, memory={**RESULT["memory"], "used": 102 << 20})) == 1
+
+
+def test_an_encoder_is_judged_likewise():
+    """By its results, and by the bounds of time and memory of a Llama."""
+    good = {
+        "results": {"off": 1e-3, "allowed": 2e-3},
+        "ours": {"ms": 0.7, "first_s": 1.5},
+        "cold": {"ms": 1.1},
+        "warm": {"ms": 1.0},
+        "memory": RESULT["memory"],
+    }
+    for part, changed, words in (
+        ("results", {"off": 3e-3}, "results are too far from float64's"),
+        ("results", {"off": float("nan")}, "results are too far from float64's"),
+        ("ours", {"ms": 0.81}, "a result takes more than 0.8 of torch.compile's time"),
+        ("ours", {"first_s": 2.1}, "the first result comes after more than 2.0 s"),
+        ("memory", {"used": 102 << 20}, "more memory than weights, state, one step and 64 MiB"),
+    ):
+        other = {**good, part: {**good[part], **changed}}
+        assert without_torch.missed({"models": {"one": good, "other": other}}) == [
+            f"other: {words}"
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", without_torch.ENCODERS)
+def test_an_encoder_is_built_without_a_gpu_and_runs_without_torch(tmp_path, name):
+    """One layer of each, for two makers; a call that repeats is one launch."""
+    for package in ("safetensors", "timm", "transformers"):
+        pytest.importorskip(package)
+    environment = {key: one for key, one in os.environ.items() if key != "TRITON_INTERPRET"}
+    words = ["build", str(tmp_path), name, "--tiny"]
+    words += [word for target in TARGETS for word in ("--target", target)]
+    line = [sys.executable, "-m", "tools.codegen.encoder_sides", *words]
+    subprocess.run(line, cwd=ROOT, env=environment, check=True)
+    with Bundle.load(tmp_path / BUNDLE) as opened:
+        assert {str(kernel.target) for kernel in opened.kernels} == {*TARGETS}
+    for maker in ("cuda", "hip"):
+        run = [sys.executable, "-c", ENCODER_RUN, str(tmp_path), maker]
+        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == [1, 3, ""]
 
 
 def test_a_token_that_eager_torch_is_not_sure_of_may_be_another(folder):

@@ -441,6 +441,17 @@ def test_prologues_pieces_and_patches_compile_for_both_makers(dtype, tmp_path):
     assert len(program.build(targets).kernels) == len(targets) * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_vector_is_a_column(dtype):
+    """By the rule of products of one row; in dtypes that have none it is summed up, as before."""
+    given = [full(70, 90, dtype=dtype), full(90, dtype=dtype), full(70, dtype=dtype)]
+    options = GenerateOptions(templates="all")
+    program = generate(lambda w, x, b: torch.addmv(b, w, x).relu(), given, options=options)
+    (source,) = program.sources.values()
+    assert ("row_products" in source) == (dtype == torch.bfloat16)
+    assert not program.fallbacks
+
+
 @pytest.mark.slow
 def test_products_of_one_row_compile_for_both_makers(tmp_path):
     """Each candidate: a gate of two products, weights of 8 bits, a column, masks, a whole row."""

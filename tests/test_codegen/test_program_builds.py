@@ -18,6 +18,7 @@ from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.program.device_tensors import DeviceTensor
 from bundler.runtime.program.program_plan import Allocate, Launch, read_plan
 from bundler.runtime.tuning.benchmark import Sample
+from bundler.runtime.tuning.occupancy import usage_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,6 +50,33 @@ def test_every_kernel_is_built_for_every_target(built):
     _, program, bundle = built
     assert {str(kernel.target) for kernel in bundle.kernels} == set(TARGETS)
     assert len(bundle.kernels) == len(TARGETS) * len(program.kernels)
+
+
+def test_a_candidate_that_spills_comes_last(tmp_path):
+    """Where the first one spills registers those that follow are built, too, up to one that does
+    not, which is launched; a kernel that does not spill has one.
+    """
+    from bundler.codegen.program import GenerateOptions, generate
+    from tools.codegen.compared_graphs import GRAPHS
+
+    function, make = GRAPHS["cross_entropy_backward"]
+    program = generate(function, make(), options=GenerateOptions(sources=str(tmp_path)))
+    bundle = program.build([TARGETS[0]])
+    bundle.save(tmp_path / "program.tbundle")
+    spills = {
+        kernel.spec.num_warps: usage_of(
+            bundle.read(kernel.binary), kernel.spec.entry, kernel.target
+        )
+        for kernel in bundle.kernels
+        if "_scatter_" in kernel.name
+    }
+    assert {warps: one.spills > 16 for warps, one in spills.items()} == {32: True, 16: False}
+    (several,) = [name for name in program.kernels if "_scatter_" in name]
+    assert len(bundle.kernels) == len(program.kernels) + 1
+    assert bundled_choice(tmp_path / "program.tbundle", several, "cuda") == {
+        "R0_BLOCK": 2048,
+        "XBLOCK": 1,
+    }
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])

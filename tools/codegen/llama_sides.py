@@ -50,7 +50,7 @@ def build(llama: Any, shape: Any, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     programs = llama.programs_of(model, None if DEVICE == "cuda" else "cuda")
     generated = time.perf_counter()
-    build_programs(programs, [_target()], workers=None).save(folder / BUNDLE)
+    build_programs(programs, [target()], workers=None).save(folder / BUNDLE)
     return {
         "generate_s": generated - started,
         "compile_s": time.perf_counter() - generated,
@@ -59,7 +59,8 @@ def build(llama: Any, shape: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def _target() -> str:
+def target() -> str:
+    """Return the target that bundles are built for."""
     if DEVICE == "cpu":
         return "cuda:90"
     if torch.version.hip is not None:

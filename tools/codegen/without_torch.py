@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama of 1 B parameters from a bundle, with neither torch nor Triton, beside eager torch and
-torch.compile: writes docs/results/codegen-without-torch.json.
+"""A Llama of 1 B parameters, BERT and a ViT from bundles, with neither torch nor Triton, beside eager
+torch and torch.compile: writes docs/results/codegen-without-torch.json.
 
-    python -m tools.codegen without-torch [--tiny] [--results DIR] [--check]
+    python -m tools.codegen without-torch [llama] [bert-base] [vit-base] [--tiny] [--results DIR]
+        [--check]
 
 `examples/llama.py` is built on this machine for its GPU, and `examples/llama_run.py` generates 64
 tokens in a process that cannot import torch.  Judged are the logits of each step, given the tokens
@@ -10,8 +11,10 @@ of eager torch, by the rule of TorchInductor's dashboard: not farther from float
 times as far as eager's, and a tenth of the tolerance; the tokens, wherever the two best of eager
 torch are farther apart than twice its own error; the time a token beside
 torch.compile(mode="reduce-overhead"); the time from the start of a process to its first token
-beside torch.compile's from cold and from warm caches; and memory.  With `--check` nothing runs, and
-the exit status is 1 where the result misses a target.
+beside torch.compile's from cold and from warm caches; and memory.  Of BERT and the ViT, which
+`encoder_sides.py` has, the numbers are judged by the same rule, and times and memory likewise.
+Models that are not named keep what the result has of them.  With `--check` nothing runs, and the
+exit status is 1 where the result misses a target.
 """
 
 from __future__ import annotations
@@ -22,17 +25,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tools.codegen import encoder_launch
 from tools.codegen.command_line import parser
 from tools.codegen.llama_files import ANSWER, BUNDLE, PROMPT, TOKENS, WEIGHTS
 from tools.shared import measurement
 from tools.shared.processes import ROOT
 
 NAME = "codegen-without-torch"
+LLAMA, ENCODERS = "llama", ("bert-base", "vit-base")
+SIDES = ("greedy", "ours", "eager", "cold", "warm")
 #: The dashboard's tolerance of inference, and its factor of half precision.
 TOLERANCE, FACTOR = 1e-3, 3.0
 MOST_TIME, MOST_START_S, SPARE_BYTES = 0.8, 2.0, 64 << 20
@@ -43,31 +50,58 @@ _WITHOUT = "import sys; sys.modules |= dict.fromkeys(('torch', 'triton')); impor
 def main() -> int:
     """Run all sides, compare and save; 1 where a target is missed."""
     line = parser(__doc__, "results check")
-    line.add_argument("--tiny", action="store_true", help="a small model, to try the program")
+    line.add_argument("names", nargs="*", metavar="NAME", help="models; without one all")
+    line.add_argument("--tiny", action="store_true", help="small models, to try the program")
     options = line.parse_args()
     path = Path(options.results) / f"{NAME}.json"
     if options.check:
         return _told(json.loads(path.read_text()))
-    tiny = ("--tiny",) if options.tiny else ()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        result: dict[str, Any] = {"build": side(folder, "build", *tiny)}
-        result["eager"] = side(folder, "eager", *tiny)
-        result["greedy"] = greedy(folder)
-        result["ours"] = _run([sys.executable, "-m", "tools.codegen.llama_launch", name])
-        for kind in ("cold", "warm"):
-            result[kind] = side(folder, "compiled", *tiny)
-        result |= compared(folder, result["greedy"].pop("tokens"))
-        result["memory"] = memory(folder, result["greedy"]["memory_bytes"])
-    measurement.save(NAME, result, Path(options.results))
+    names, tiny = options.names or (LLAMA, *ENCODERS), ("--tiny",) if options.tiny else ()
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    models: dict[str, Any] = result.setdefault("models", {})
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if name == LLAMA:
+                result = {**llama(Path(folder), tiny), "models": models}
+            else:
+                models[name] = {**measurement.facts(), **encoder(Path(folder), name, tiny)}
+        measurement.save(NAME, result, Path(options.results))
     return _told(result)
 
 
-def side(folder: Path, name: str, *more: str) -> dict[str, Any]:
+def llama(folder: Path, tiny: Sequence[str]) -> dict[str, Any]:
+    """Return what all sides of the Llama found."""
+    result: dict[str, Any] = {"build": side(folder, "build", *tiny)}
+    result["eager"] = side(folder, "eager", *tiny)
+    result["greedy"] = greedy(folder)
+    result["ours"] = _run([sys.executable, "-m", "tools.codegen.llama_launch", str(folder)])
+    for kind in ("cold", "warm"):
+        result[kind] = side(folder, "compiled", *tiny)
+    result |= compared(folder, result["greedy"].pop("tokens"))
+    result["memory"] = memory(folder / BUNDLE, folder / WEIGHTS, result["greedy"]["memory_bytes"])
+    return result
+
+
+def encoder(folder: Path, name: str, tiny: Sequence[str]) -> dict[str, Any]:
+    """Return what all sides of an encoder found."""
+    more = (name, *tiny)
+    result = {one: side(folder, one, *more, of="encoder") for one in ("build", "eager")}
+    result["ours"] = _run([sys.executable, "-m", "tools.codegen.encoder_launch", str(folder)])
+    for kind in ("cold", "warm"):
+        result[kind] = side(folder, "compiled", *more, of="encoder")
+    found = [np.load(folder / f"{one}.npy").reshape(1, -1) for one in ("ours", "eager", "float64")]
+    off, allowed, beside = (float(one[0]) for one in _judged(*found))
+    result["results"] = {"off": off, "allowed": allowed, "beside_eager": beside}
+    files = folder / encoder_launch.BUNDLE, folder / encoder_launch.WEIGHTS
+    result["memory"] = memory(*files, result["ours"]["memory_bytes"])
+    return result
+
+
+def side(folder: Path, name: str, *more: str, of: str = LLAMA) -> dict[str, Any]:
     """Return what a side with torch found; caches of compilers are in the folder."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": f"triton-{name}"}
     where = {variable: str(folder / cache) for variable, cache in caches.items()}
-    line = [sys.executable, "-m", "tools.codegen.llama_sides", name, str(folder), *more]
+    line = [sys.executable, "-m", f"tools.codegen.{of}_sides", name, str(folder), *more]
     return _run(line, where)
 
 
@@ -85,7 +119,9 @@ def greedy(folder: Path) -> dict[str, Any]:
 
 
 def _run(line: list[str], more: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return what a process prints, and the seconds to its first token where it says when."""
+    """Return what a process prints, and the seconds to its first token or result where it says
+    when.
+    """
     environment = {**os.environ, "PYTHONPATH": _path(), **(more or {})}
     started = time.time()
     done = subprocess.run(
@@ -93,8 +129,8 @@ def _run(line: list[str], more: dict[str, str] | None = None) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     found["process_s"] = time.time() - started
-    if "first_token_at" in found:
-        found["first_token_s"] = found.pop("first_token_at") - started
+    for name in [name for name in found if name.endswith("_at")]:
+        found[f"{name.removesuffix('_at')}_s"] = found.pop(name) - started
     return found
 
 
@@ -111,7 +147,7 @@ def compared(folder: Path, answer: list[int]) -> dict[str, Any]:
     """
     ours, eager, wide = (np.load(folder / f"{name}.npy") for name in ("ours", "eager", "float64"))
     tokens = json.loads((folder / TOKENS).read_text())[PROMPT:]
-    off, allowed = _distance(ours, wide), FACTOR * _distance(eager, wide) + TOLERANCE / 10
+    off, allowed, beside = _judged(ours, eager, wide)
     best = np.sort(eager, -1)
     gap, error = best[:, -1] - best[:, -2], np.abs(eager - wide).max(-1)
     sure = gap > 2 * error
@@ -123,7 +159,7 @@ def compared(folder: Path, answer: list[int]) -> dict[str, Any]:
             "steps": len(ours),
             "wrong": int((~(off <= allowed)).sum()),
             "worst": float((off / allowed).max()),
-            "beside_eager": float((off / _distance(eager, wide)).mean()),
+            "beside_eager": float(beside.mean()),
         },
         "tokens": {
             "sure": int(sure.sum()),
@@ -136,21 +172,25 @@ def compared(folder: Path, answer: list[int]) -> dict[str, Any]:
     }
 
 
+def _judged(ours: Any, eager: Any, wide: Any) -> tuple[Any, Any, Any]:
+    """Return how far each row is from float64's, how far it may be, and that beside eager's."""
+    off, eagers = _distance(ours, wide), _distance(eager, wide)
+    return off, FACTOR * eagers + TOLERANCE / 10, off / eagers
+
+
 def _distance(one: Any, other: Any) -> Any:
     return np.sqrt(np.square(one.astype("float64") - other.astype("float64")).mean(-1))
 
 
-def memory(folder: Path, used: int) -> dict[str, Any]:
+def memory(bundle: Path, weights: Path, used: int) -> dict[str, Any]:
     """Return what may be in use, in bytes, and what was."""
     from bundler import Bundle
     from bundler.runtime.program.program_summary import programs_of
 
-    programs = programs_of(Bundle.load(folder / BUNDLE))
-    weights = (folder / WEIGHTS).stat().st_size
-    (decode,) = [one for one in programs if one.name == "decode"]
-    state = sum(_bytes(one.type) for one in decode.inputs)
+    programs = programs_of(Bundle.load(bundle))
+    state = sum(_bytes(one.type) for one in programs[0].inputs)  # which all of a bundle share
     step = max(one.memory_bytes or 0 for one in programs)
-    return {"used": used, "weights": weights, "state": state, "step": step}
+    return {"used": used, "weights": weights.stat().st_size, "state": state, "step": step}
 
 
 def _bytes(described: str) -> int:
@@ -163,26 +203,48 @@ def _bytes(described: str) -> int:
 
 def missed(result: dict[str, Any]) -> list[str]:
     """Return the targets that a result misses, in words."""
-    found, room = [], result["memory"]
+    found = _llama_missed(result) if "logits" in result else []
+    for name, one in result.get("models", {}).items():
+        found += [f"{name}: {words}" for words in _encoder_missed(one)]
+    return found
+
+
+def _llama_missed(result: dict[str, Any]) -> list[str]:
+    found = []
     if result["logits"]["wrong"]:
         found.append("logits are too far from float64's")
     if result["tokens"]["wrong"] or result["tokens"]["wrongly_apart"]:
         found.append("tokens are not eager torch's")
     theirs = min(result[kind]["ms_a_token"] for kind in ("cold", "warm"))
-    if result["ours"]["ms_a_token"] > MOST_TIME * theirs:
-        found.append(f"a token takes more than {MOST_TIME} of torch.compile's time")
-    if result["greedy"]["first_token_s"] > MOST_START_S:
-        found.append(f"the first token comes after more than {MOST_START_S} s")
+    ratio, first_s = result["ours"]["ms_a_token"] / theirs, result["greedy"]["first_token_s"]
+    return found + _beyond("token", ratio, first_s, result["memory"])
+
+
+def _encoder_missed(result: dict[str, Any]) -> list[str]:
+    wrong = not result["results"]["off"] <= result["results"]["allowed"]
+    theirs = min(result[kind]["ms"] for kind in ("cold", "warm") if kind in result)
+    ours = result["ours"]
+    beyond = _beyond("result", ours["ms"] / theirs, ours["first_s"], result["memory"])
+    return ["results are too far from float64's"] * wrong + beyond
+
+
+def _beyond(what: str, ratio: float, first_s: float, room: dict[str, int]) -> list[str]:
+    """Return which bounds of time and memory are exceeded."""
+    found = []
+    if ratio > MOST_TIME:
+        found.append(f"a {what} takes more than {MOST_TIME} of torch.compile's time")
+    if first_s > MOST_START_S:
+        found.append(f"the first {what} comes after more than {MOST_START_S} s")
     if room["used"] > room["weights"] + room["state"] + room["step"] + SPARE_BYTES:
         found.append("more memory than weights, state, one step and 64 MiB")
     return found
 
 
 def _told(result: dict[str, Any]) -> int:
-    for name in ("build", "logits", "tokens", "memory"):
-        print(f"{name}: {json.dumps(result[name])}")
-    for name in ("greedy", "ours", "eager", "cold", "warm"):
-        print(f"{name}: {json.dumps(result[name])}")
+    for model, part in {LLAMA: result, **result.get("models", {})}.items():
+        for name in ("build", "results", "logits", "tokens", "memory", *SIDES):
+            if name in part:
+                print(f"{model}, {name}: {json.dumps(part[name])}")
     for words in missed(result):
         print(f"missed: {words}")
     return int(bool(missed(result)))

@@ -10,6 +10,7 @@ what its results lie in.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,6 @@ from typing import Any
 
 from bundler.errors import DriverError, DriverUnavailable
 from bundler.runtime.program.device_tensors import DeviceTensor
-from bundler.runtime.program.workspace import FreeBlocks
 
 _ALIGNED_BYTES = 512
 
@@ -168,6 +168,22 @@ class _Graph:
             self._memory.pool.drop_graph(self._handle)
 
 
+class _FreeBlocks:
+    """Blocks that nobody has, by size; the smallest that is large enough is given out."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, int]] = []
+
+    def take(self, size_bytes: int) -> tuple[int, int] | None:
+        """Return the size and the place of a block; None where there is none so large."""
+        found = bisect.bisect_left(self._blocks, (size_bytes, 0))
+        return self._blocks.pop(found) if found < len(self._blocks) else None
+
+    def add(self, size_bytes: int, place: int) -> None:
+        """Let a block be given out again."""
+        bisect.insort(self._blocks, (size_bytes, place))
+
+
 class _Arena:
     """Memory of what a graph allocates, in blocks that it uses again as it goes.
 
@@ -181,7 +197,7 @@ class _Arena:
     def __init__(self, memory: Any) -> None:
         self._memory, (self._stream, self._kept) = memory, memory.current
         self._sizes: dict[int, int] = {}
-        self._free = FreeBlocks()
+        self._free = _FreeBlocks()
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of a block, the smallest that is free and large enough, or a new

@@ -9,8 +9,8 @@ next, and a step that allocates has nothing left to do.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bundler.runtime.program.device_tensors import PlacedTensor, item_bytes, span
 from bundler.runtime.program.program_plan import Allocate, ProgramPlan, Release, TensorSpec
@@ -19,20 +19,34 @@ _ALIGNED_BYTES = 256
 _Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class FreeBlocks:
-    """Blocks that nobody has, by size; the smallest that is large enough is given out."""
+class _Life(NamedTuple):
+    """How many bytes a buffer has, and the steps that allocate and release it."""
 
-    def __init__(self) -> None:
-        self._blocks: list[tuple[int, int]] = []
+    size_bytes: int
+    first: int
+    last: int
 
-    def take(self, size_bytes: int) -> tuple[int, int] | None:
-        """Return the size and the place of a block; None where there is none so large."""
-        found = bisect.bisect_left(self._blocks, (size_bytes, 0))
-        return self._blocks.pop(found) if found < len(self._blocks) else None
 
-    def add(self, size_bytes: int, place: int) -> None:
-        """Let a block be given out again."""
-        bisect.insort(self._blocks, (size_bytes, place))
+def _placed(lives: Mapping[str, _Life]) -> tuple[dict[str, int], int]:
+    """Return the place of each buffer, and how many bytes all need.
+
+    The largest is placed first, each as low as nothing lies that is there at the same time: mostly
+    all need as much as the largest ones that are there at once.
+    """
+    places: dict[str, int] = {}
+    total = 0
+    taken: list[tuple[int, int, _Life]] = []
+    for name, life in sorted(lives.items(), key=lambda item: -item[1].size_bytes):
+        place = 0
+        for start, end, other in taken:
+            if other.first < life.last and life.first < other.last:
+                if place + life.size_bytes <= start:
+                    break
+                place = max(place, end)
+        places[name], end = place, place + life.size_bytes
+        bisect.insort(taken, (place, end, life))
+        total = max(total, end)
+    return places, total
 
 
 class Workspace:
@@ -53,26 +67,21 @@ class Workspace:
     ) -> None:
         self._allocate, self._owner = memory.allocate, memory.workspaces
         results = {output.buffer for output in plan.outputs}
-        free, live = FreeBlocks(), dict[str, tuple[int, int]]()
-        self._tensors: list[tuple[int, str, tuple[int, ...], tuple[int, ...]]] = []
-        self.buffers: list[str] = []
-        self.size_bytes = 0
-        for step in plan.steps:
+        lives: dict[str, _Life] = {}
+        shapes: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {}
+        for number, step in enumerate(plan.steps):
             if isinstance(step, Allocate) and step.name not in results:
                 sizes, strides = shape(step.spec)
                 wanted = max(span(sizes, strides) * item_bytes(step.spec.dtype), 1)
-                block = free.take(-(-wanted // _ALIGNED_BYTES) * _ALIGNED_BYTES)
-                live[step.name] = block or self._new(wanted)
-                self.buffers.append(step.name)
-                self._tensors.append((live[step.name][1], step.spec.dtype, sizes, strides))
-            elif isinstance(step, Release) and step.name in live:
-                free.add(*live.pop(step.name))
+                size = -(-wanted // _ALIGNED_BYTES) * _ALIGNED_BYTES
+                lives[step.name] = _Life(size, number, len(plan.steps))
+                shapes[step.name] = step.spec.dtype, sizes, strides
+            elif isinstance(step, Release) and step.name in lives:
+                lives[step.name] = lives[step.name]._replace(last=number)
+        places, self.size_bytes = _placed(lives)
+        self.buffers = list(lives)
+        self._tensors = [(places[name], *look) for name, look in shapes.items()]
         self._latest: tuple[int, list[PlacedTensor]] = (-1, [])
-
-    def _new(self, wanted: int) -> tuple[int, int]:
-        size, place = -(-wanted // _ALIGNED_BYTES) * _ALIGNED_BYTES, self.size_bytes
-        self.size_bytes += size
-        return size, place
 
     def taken(self) -> tuple[Any, Sequence[PlacedTensor]]:
         """Return what has the memory of one call, and its buffers, which hold none of it.

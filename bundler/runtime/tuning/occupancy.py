@@ -71,6 +71,8 @@ _AMD = {
 # the last.  Of 110 no more is known.
 _CUDA_THREADS = {int(arch): has.warps * 32 for arch, has in _CUDA.items()} | {110: 1536}
 _AMD_THREADS = 2048
+# 32-bit words; the thresholds that Inductor has for its own kernels.
+_MOST_SPILLS, _MOST_SPILLS_HIP = 16, 32
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,11 @@ class Occupancy:
             properties.warp_size,
             properties.multiprocessors,
         )
+
+
+def most_spills(backend: str) -> int:
+    """Return how many 32-bit words a thread of a kernel may spill that is no user's own."""
+    return _MOST_SPILLS_HIP if backend == "hip" else _MOST_SPILLS
 
 
 def usage_of(image: bytes, entry: str, target: Target) -> Usage:

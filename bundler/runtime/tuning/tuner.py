@@ -40,14 +40,12 @@ from bundler.runtime.tuning.descent import (
     UNMEASURED_DETERMINISTIC,
     put,
 )
-from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
+from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy, most_spills
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import BandwidthReport, moved_bytes
 from bundler.runtime.tuning.tuning_winners import describe, named_of
 from bundler.toolchain import tuner_toolchain as toolchain
 
-# 32-bit words; the thresholds that Inductor has for its own kernels.
-SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS_OF_MS = 1e6
 # How long a candidate of a heuristic is measured for: some 200 launches, the cache emptied before
 # each. A program has hundreds of candidates, so their time is most of what a first call waits for.
@@ -97,8 +95,7 @@ class Search:
     ) -> None:
         self._name, self._compiler, self._bench = name, compiler, bench
         self._options, self._occupancy = options, occupancy
-        hip = occupancy is not None and occupancy.backend == "hip"
-        default = SPILL_THRESHOLD_HIP if hip else SPILL_THRESHOLD
+        default = most_spills("cuda" if occupancy is None else occupancy.backend)
         given = options.spill_threshold
         self._spill_threshold = default if given is None else given
         self._timings: dict[Config, Timing] = {}
