@@ -7,7 +7,7 @@ by nothing else of this package: it is the one module outside the toolchain that
 Where Triton interprets, it gives it the functions of `libdevice`.
 
 Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
+(`maximum`, `sigmoid`, `one_plus_erf`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
 random numbers and the barrier of programs that share rows come from the modules beside it, under
 their names.
 
@@ -69,6 +69,7 @@ __all__ = [
     "ldexp",
     "maximum",
     "minimum",
+    "one_plus_erf",
     "product",
     "rand",
     "randint64",
@@ -240,6 +241,28 @@ def sign(x):
 def sigmoid(x):
     """Return 1 / (1 + exp(-x)) with the library's exponential, in the width of `x`."""
     return 1.0 / (1.0 + libdevice.exp(0.0 - x))
+
+
+@triton.jit
+def one_plus_erf(x):
+    """Return 1 + erf(x) of float32, by half the instructions and registers of the library's erf.
+
+    The complement of |x| is a power of 2, whose exponent is |x| times a polynomial: the minimax of
+    log2(erfc(x)) / x up to 5, by errors of 1 + erf(x). It is off by 1.7e-7 at most, and below by
+    1.3e-5 of itself, where a sum of 1 and erf(x) has no digits left.
+    """
+    far = tl.abs(x)
+    power = far * -4.3914627667618333e-07 + 1.08276826722431e-05
+    power = far * power - 0.00011228591029066592
+    power = far * power + 0.0006173187866806984
+    power = far * power - 0.0016760354628786445
+    power = far * power - 0.0007470122654922307
+    power = far * power + 0.028357980772852898
+    power = far * power - 0.14856022596359253
+    power = far * power - 0.9183968901634216
+    power = far * power - 1.6279100179672241
+    beyond = tl.exp2(far * power)
+    return tl.where(x < 0, beyond, 2.0 - beyond)
 
 
 @triton.jit

@@ -58,11 +58,11 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
     r0_index = r0_offset + tl.arange(0, R0_BLOCK){wide}
     r0_row, r0_column = r0_index[None, :], r0_index[:, None]
     keys = {keys}
-    scores = tl.dot(query, keys{precision}) * {scale}
+    scores = tl.dot(query, keys{precision}){scaled}
 {masked}\
-    above = tl.maximum(top, tl.max(scores, 1)[:, None])
+    above = tl.maximum(top, tl.max(scores, 1)[:, None]{scale})
     base = tl.where(above == float('-inf'), 0.0, above)
-    weights = tl.exp2(scores - base)
+    weights = tl.exp2(scores{scale} - base)
     factor = tl.exp2(top - base)
     total = total * factor + tl.sum(weights, 1)[:, None]
     values = {values}
@@ -71,6 +71,8 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
 """
 # A row that sees no key is 0, as torch has it.
 _END = "accumulator = accumulator / tl.where(total == 0.0, 1.0, total)\n"
+# The least of float32 that keeps its digits.
+_LEAST_SCALE = 2.0**-126
 # What `tl.dot` is told of float32; it is tf32 where the device has that, else float32.
 _PRECISIONS = {"": "", "ieee": ", input_precision='ieee'", "tf32": ", allow_tf32=True"}
 
@@ -158,13 +160,17 @@ def _blocks(given: Attention, loads: Blocks, first: str, last: str, seen: str) -
     }[given.mask]
     if seen:
         masked += f"    scores = tl.where({seen}, scores, float('-inf'))\n"
+    # A positive scale keeps their order, and is one operation with the difference to the largest.
+    late = not given.mask and given.scale >= _LEAST_SCALE
+    scale = f" * {given.scale!r}"
     return _BLOCKS.format(
         first=first,
         last=last,
         keys=loads.keys,
         values=loads.values,
         masked=masked,
-        scale=repr(given.scale),
+        scaled="" if late else scale,
+        scale=scale if late else "",
         precision=_PRECISIONS[given.precision],
         wide=".to(tl.int64)" if given.wide else "",
     )
