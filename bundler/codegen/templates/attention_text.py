@@ -14,6 +14,8 @@ they found; `attention_kernel` fills the lines in.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 ACCUMULATOR = "accumulator"
@@ -58,7 +60,7 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
     r0_index = r0_offset + tl.arange(0, R0_BLOCK){wide}
     r0_row, r0_column = r0_index[None, :], r0_index[:, None]
     keys = {keys}
-    scores = tl.dot(query, keys{precision}){scaled}
+    scores = tl.dot(query, keys{precision})
 {masked}\
     above = tl.maximum(top, tl.max(scores, 1)[:, None]{scale})
     base = tl.where(above == float('-inf'), 0.0, above)
@@ -71,6 +73,9 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
 """
 # A row that sees no key is 0, as torch has it.
 _END = "accumulator = accumulator / tl.where(total == 0.0, 1.0, total)\n"
+# How a block of a head is called in the text, and the names of what lies behind it.
+_COLUMNS, _REST, _SCORES = "XBLOCK", "_rest", "scores = tl.dot("
+_WORD = re.compile(r"\b[a-z]\w*\b")
 # The least of float32 that keeps its digits.
 _LEAST_SCALE = 2.0**-126
 # What `tl.dot` is told of float32; it is tf32 where the device has that, else float32.
@@ -113,7 +118,7 @@ class Attention(NamedTuple):
     wide: bool
 
 
-def head(length: int, masks: list[str], *, causal: bool, wide: bool) -> list[str]:
+def head(length: int | str, masks: list[str], *, causal: bool, wide: bool) -> list[str]:
     """Return the lines that say which block a program has.
 
     Args:
@@ -126,6 +131,32 @@ def head(length: int, masks: list[str], *, causal: bool, wide: bool) -> list[str
     yblock = "yblocks - 1 - program % yblocks" if causal else "program % yblocks"
     lines = _HEAD.format(index=index, yblock=yblock, wide=cast, length=length).splitlines()
     return [*lines, *(f"{prefix}mask = {prefix}index < {prefix}numel" for prefix in masks)]
+
+
+def in_two_parts(lines: Sequence[str], whole: int, rest: int) -> list[str]:
+    """Return the lines of a kernel for heads of `whole` and `rest` elements, powers of two, of whose
+    sum a power of two would be much larger.
+
+    What differs along a head, from `XBLOCK` on, is there twice, the second time under other names.
+    Only scores are the sum of both.
+    """
+    found: list[str] = []
+    names: set[str] = set()
+    for line in lines:
+        other = _WORD.sub(lambda word: f"{word[0]}{_REST}" if word[0] in names else word[0], line)
+        found.append(line.replace(_COLUMNS, str(whole)))
+        if other == line and _COLUMNS not in line:
+            continue
+        if line.lstrip().startswith(_SCORES):
+            other = f"{other.removesuffix(')')}, scores)"
+        elif " = " in line:
+            assigned = line.partition(" = ")[0]
+            names.update(_WORD.findall(assigned))
+            told = _WORD.sub(lambda word: f"{word[0].removesuffix(_REST)}{_REST}", assigned)
+            other = told + other[other.index(" = ") :]
+        other = other.replace(f"tl.arange(0, {_COLUMNS})", f"({whole} + tl.arange(0, {rest}))")
+        found.append(other.replace(_COLUMNS, str(rest)))
+    return found
 
 
 def weighted_sum(given: Attention) -> list[str]:
@@ -152,7 +183,11 @@ def _seen(given: Attention) -> str:
 
 
 def _blocks(given: Attention, loads: Blocks, first: str, last: str, seen: str) -> str:
-    masked = {
+    # A positive scale keeps their order, and is one operation with the difference to the largest.
+    late = not given.mask and given.scale >= _LEAST_SCALE
+    scale = f" * {given.scale!r}"
+    masked = "" if late else f"    scores = scores{scale}\n"
+    masked += {
         "": "",
         # Added, as torch does, so that what is no number stays none.
         "bool": f"    scores += tl.where({loads.mask}, 0.0, float('-inf'))\n",
@@ -160,16 +195,12 @@ def _blocks(given: Attention, loads: Blocks, first: str, last: str, seen: str) -
     }[given.mask]
     if seen:
         masked += f"    scores = tl.where({seen}, scores, float('-inf'))\n"
-    # A positive scale keeps their order, and is one operation with the difference to the largest.
-    late = not given.mask and given.scale >= _LEAST_SCALE
-    scale = f" * {given.scale!r}"
     return _BLOCKS.format(
         first=first,
         last=last,
         keys=loads.keys,
         values=loads.values,
         masked=masked,
-        scaled="" if late else scale,
         scale=scale if late else "",
         precision=_PRECISIONS[given.precision],
         wide=".to(tl.int64)" if given.wide else "",
