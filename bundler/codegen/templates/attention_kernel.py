@@ -265,11 +265,16 @@ class _AttentionBody(BodyWriter):
         buffer, index, _ = load.details
         kind = "int64" if self._shape.wide else "int32"
         self._symbols |= {variable: Value(text, kind) for variable, text in lanes.items()}
-        address = self._index(index, load, ())
         used = {d.prefix for d in self._space.dimensions_of(index)}
         moving = {lane for variable, lane in lanes.items() if index.has(variable)}
         # Each lane beyond the end has to be zero, so each needs an address.
         complete = len(moving) == len(lanes) and all(p in used for p in bounds if p in {"x", "y"})
+        # What is the same for all keys is added to the pointer first, once for all blocks.
+        keys = [variable for variable, lane in lanes.items() if lane in {KEY_ROW, KEY_COLUMN}]
+        fixed, rest = 0, index
+        if keys and block and complete:
+            fixed, rest = index.as_independent(*keys, as_Add=True)
+        address = self._index(rest, load, ())
         if index.is_Integer:
             address = f"tl.full({block or '[1, 1]'}, {address}, {self._index_type})"
         elif block and not complete:
@@ -284,7 +289,10 @@ class _AttentionBody(BodyWriter):
         self.num_load += 1
         other = "other=0.0" if block else "other=0"
         mask = f"{' & '.join(active)}, {other}" if active else "None"
-        return f"tl.load({self.arguments.read(buffer)} + ({address}), {mask})"
+        pointer = self.arguments.read(buffer)
+        if fixed != 0:
+            pointer = f"{pointer} + ({self._index(fixed, load, ())})"
+        return f"tl.load({pointer} + ({address}), {mask})"
 
     def _store_logarithms(self, item: PlacedLoop) -> None:
         place = item.value.terms[3]

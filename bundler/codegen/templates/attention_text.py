@@ -28,13 +28,22 @@ LOG2_E = 1.4426950408889634
 _HEAD = """\
 yblocks = tl.cdiv(ynumel, YBLOCK)
 program = tl.program_id(0)
-zblock = program // yblocks
+{blocks}\
 zindex = tl.full([1, 1], zblock, {index})
-yblock = {yblock}
 yindex = yblock{wide} * YBLOCK + tl.arange(0, YBLOCK)[:, None]
 xindex = tl.arange(0, XBLOCK)[None, :]{wide}
 r1_index = tl.arange(0, {length}){wide}
 r1_row, r1_column = r1_index[None, :], r1_index[:, None]
+"""
+_IN_TURN = """\
+zblock = program // yblocks
+yblock = program % yblocks
+"""
+# Of 16 heads at once, whose keys the cache holds: so the last programs are short ones.
+_LONGEST_FIRST = """\
+zblock, yblock = program // yblocks, program % yblocks
+zblock, yblock = tl.swizzle2d(zblock, yblock, znumel, yblocks, 16)
+yblock = yblocks - 1 - yblock
 """
 _BEGIN = """\
 query = {query}
@@ -124,12 +133,13 @@ def head(length: int | str, masks: list[str], *, causal: bool, wide: bool) -> li
     Args:
         length: of the block that holds the elements of a query.
         masks: prefixes of the dimensions, of x and y, that some block goes beyond.
-        causal: have the blocks with most keys come first, so that none is left for the end.
+        causal: have the blocks with most keys come first, of some heads, so that none is left for
+            the end.
         wide: whether indices have 64 bits.
     """
     index, cast = ("tl.int64", ".to(tl.int64)") if wide else ("tl.int32", "")
-    yblock = "yblocks - 1 - program % yblocks" if causal else "program % yblocks"
-    lines = _HEAD.format(index=index, yblock=yblock, wide=cast, length=length).splitlines()
+    blocks = _LONGEST_FIRST if causal else _IN_TURN
+    lines = _HEAD.format(index=index, blocks=blocks, wide=cast, length=length).splitlines()
     return [*lines, *(f"{prefix}mask = {prefix}index < {prefix}numel" for prefix in masks)]
 
 
