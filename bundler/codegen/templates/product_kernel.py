@@ -240,7 +240,8 @@ class _ProductBody(BodyWriter):
         error = self._error_function(term)
         if error is None:
             return super()._made(term, masks)
-        value = self._value(*error.terms, masks)
+        (argument,) = error.terms
+        value = self._value(argument, masks)
         return self._line(term, masks, Value(f"lib.one_plus_erf({value.text})", term.dtype))
 
     def _error_function(self, term: Term) -> Term | None:
