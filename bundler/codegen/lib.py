@@ -7,7 +7,7 @@ by nothing else of this package: it is the one module outside the toolchain that
 Where Triton interprets, it gives it the functions of `libdevice`.
 
 Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
+(`maximum`, `sigmoid`, `one_plus_erf`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
 random numbers and the barrier of programs that share rows come from the modules beside it, under
 their names.
 
@@ -69,6 +69,7 @@ __all__ = [
     "ldexp",
     "maximum",
     "minimum",
+    "one_plus_erf",
     "product",
     "rand",
     "randint64",
@@ -246,6 +247,26 @@ def sign(x):
 def sigmoid(x):
     """Return 1 / (1 + exp(-x)) with the library's exponential, in the width of `x`."""
     return 1.0 / (1.0 + libdevice.exp(0.0 - x))
+
+
+@triton.jit
+def one_plus_erf(x):
+    """Return 1 + erf(x) of float32, by half the instructions and registers of the library's erf.
+
+    The complement of |x| is a power of 2, whose exponent is |x| times a polynomial: the minimax of
+    log2(erfc(x)) / x up to 4.2, by errors of 1 + erf(x). It is off by 2.8e-7 at most, and below by
+    1.5e-4 of itself, where a sum of 1 and erf(x) has no digits left.
+    """
+    far = tl.abs(x)
+    power = far * -1.1564699889277108e-05 + 0.00014514972281176597
+    power = far * power - 0.0004493938176892698
+    power = far * power - 0.00255734845995903
+    power = far * power + 0.029850579798221588
+    power = far * power - 0.14920677244663239
+    power = far * power - 0.9182688593864441
+    power = far * power - 1.6279181241989136
+    beyond = tl.exp2(far * power)
+    return tl.where(x < 0, beyond, 2.0 - beyond)
 
 
 @triton.jit

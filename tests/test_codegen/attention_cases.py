@@ -105,7 +105,7 @@ def problems(draw):
     heads = draw(st.integers(1, 2))
     front = draw(st.sampled_from([(), (1,), (2,)]))
     rows, keys = draw(st.sampled_from([1, 2, 5, 16, 17, 70])), draw(st.integers(1, 300))
-    length, columns = (draw(st.sampled_from([1, 8, 24, 64, 80, 96])) for _ in range(2))
+    length, columns = (draw(st.sampled_from([1, 8, 24, 64, 80, 96, 144])) for _ in range(2))
     query = laid(draw, (*front, heads * shared), rows, length, dtype)
     key, value = (laid(draw, (*front, heads), keys, size, dtype) for size in (length, columns))
     kind = draw(st.sampled_from(["", "", "causal", "bool", "float"]))
@@ -154,6 +154,10 @@ def forms():
     q, k, v = drawn(1, 1, 20, 24), drawn(1, 1, 70, 24), drawn(1, 1, 70, 40)
     causal = functools.partial(attend, is_causal=True, scale=0.5)
     checked(causal, [q, k, v], *exact(q, k, v, causal=True, scale=0.5))
+    # Of more heads than take turns, and of several blocks of rows.
+    q, k = drawn(1, 20, 150, 16), drawn(1, 20, 150, 16)
+    checked(causal, [q, k, k], *exact(q, k, k, causal=True, scale=0.5))
+    q, k, v = drawn(1, 1, 20, 24), drawn(1, 1, 70, 24), drawn(1, 1, 70, 40)
     seen = torch.rand(20, 70) > 0.5
     seen[3] = False
     checked(attend, [q, k, v, seen], *exact(q, k, v, seen))
@@ -180,6 +184,34 @@ def decoding():
     mask[:, 200:210] = True
     checked(attend, [q, *every, mask], *exact(q, *every, mask))
     checked(attend, [q, *every, ~mask & mask], *exact(q, *every, ~mask & mask))
+
+
+def two_parts():
+    """Compute heads in blocks of 64 and more and of what is left: masks, heads that share keys,
+    parts of keys, and what is computed of the result along its columns and its rows.
+    """
+    dtype, length = torch.bfloat16, 80
+    q = drawn(1, 2, 40, length, dtype=dtype)
+    k, v = drawn(1, 1, 70, length, dtype=dtype), drawn(1, 1, 70, length, dtype=dtype)
+    every = [one.repeat_interleave(2, 1) for one in (k, v)]
+    seen = torch.rand(40, 70) > 0.5
+    for function, options in (
+        (functools.partial(attend, is_causal=True, enable_gqa=True), {"causal": True}),
+        (functools.partial(attend, attn_mask=seen, enable_gqa=True), {"mask": seen}),
+    ):
+        program = checked(function, [q, k, v], *exact(q, *every, **options))
+        assert "accumulator_rest" in "".join(program.sources.values())
+    # Powers of two, so that a product of them is off by nothing more.
+    columns, rows = (2.0 ** torch.randint(0, 3, size) for size in ((length,), (40, 1)))
+    result, bound = (one * columns * rows for one in exact(q, *every))
+
+    def scaled(q, k, v, columns, rows):
+        return attend(q, k, v) * columns.to(q.dtype) * rows.to(q.dtype)
+
+    checked(scaled, [q, *every, columns, rows], result, bound)
+    one, keys = drawn(1, 2, 1, length, dtype=dtype), drawn(1, 2, 300, length, dtype=dtype)
+    program = checked(attend, [one, keys, keys], *exact(one, keys, keys))
+    assert len(program.sources) == 2, list(program.sources)
 
 
 def logarithms():
@@ -268,6 +300,7 @@ CASES = {
         logarithms,
         measured,
         modules,
+        two_parts,
         what_is_no_number,
     )
 }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lib_kernels import divide, draw, of_indices, philox
+from lib_kernels import divide, draw, error_function, of_indices, philox
 
 WIDTHS = {torch.int8: 8, torch.int32: 32, torch.int64: 64}
 
@@ -112,3 +112,22 @@ def test_philox_gives_the_published_words(counter, key, words):
         out, torch.tensor([key], dtype=torch.uint64), torch.tensor(counter, dtype=torch.uint32)
     )
     assert tuple(out.tolist()) == words
+
+
+def test_one_and_the_error_function_are_summed_up_as_exactly_as_float32_allows():
+    """Off by less than three units of the last place of a sum above 1, and close to 0 by a small
+    part of itself; what has no limit ends at 0 and 2, and what is no number stays none.
+    """
+    values = torch.cat([torch.linspace(-12, 12, 2**15), torch.linspace(-1e-3, 1e-3, 2**15)])
+    out = torch.empty_like(values)
+    error_function[(1,)](values, out, COUNT=2**16)
+    expected = torch.special.erfc(-values.double())
+    assert (out - expected).abs().max() < 2.8e-7
+    near = (values < 0) & (values > -4.2)
+    assert (out / expected - 1)[near].abs().max() < 1.6e-4
+    assert (out[values <= -4.2] < 3e-9).all()
+    ends = torch.tensor([-torch.inf, torch.inf, torch.nan, -1e30, 1e30, 0.0, -0.0, 100.0])
+    error_function[(1,)](ends, out, COUNT=8)
+    torch.testing.assert_close(
+        out[:8], torch.tensor([0, 2, torch.nan, 0, 2, 1, 1, 2.0]), equal_nan=True, rtol=0, atol=0
+    )

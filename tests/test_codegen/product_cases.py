@@ -192,6 +192,10 @@ def epilogues():
     }.items():
         program = checked(function, inputs, left, right, 8.0, slope=1.2)
         assert len(program.sources) == 1, program.sources
+    for dtype in (torch.bfloat16, torch.float16):
+        halves = [a.to(dtype), b.to(dtype)]
+        program = checked(lambda a, b: F.gelu(a @ b), halves, left, right, 8.0, slope=1.2)
+        assert "lib.one_plus_erf(" in "".join(program.sources.values())
     program = generate(lambda a, b: F.dropout((a @ b).exp(), 0.5), [a, b], options=TEMPLATES)
     (got,) = program.run(a, b, seed=3)
     kept = got != 0
@@ -537,10 +541,15 @@ def measured():
             torch.testing.assert_close(result, found.program.run(*found.inputs)[0])
             assert 0 < products.off(found, dtype) <= 1
     assert len(set(products.SHAPES)) == 30
-    rows = [{"cublas_ms": 2.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)]
+    rows = [
+        {"cublas_ms": 2.0, "eager_ms": 4.0, "tuned_ms": one, "chosen_ms": 3.0} for one in (1.0, 4.0)
+    ]
+    rows[1]["fused_ms"] = 1.0
     assert products.summary(rows) == {
         "speed": 1.0,
         "least_speed": 0.5,
+        "speed_with_epilogue": 1.0,
+        "least_with_epilogue": 0.25,
         "chosen_over_tuned": 1.5,
         "most_chosen_over_tuned": 3.0,
         "passes": False,

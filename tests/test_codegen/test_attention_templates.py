@@ -4,6 +4,7 @@ is refused, builds.
 """
 
 import functools
+import re
 
 import pytest
 
@@ -35,8 +36,8 @@ def launches(program):
 
 
 def test_numbers_are_those_of_float64_within_a_bound(interpreted):
-    """Masks, rows without a key, parts of keys that heads share."""
-    assert interpreted("attention_worker.py", "forms").strip() == "1"
+    """Masks, rows without a key, parts of keys that heads share, heads in two parts."""
+    assert interpreted("attention_worker.py", "forms", "two_parts").strip() == "2"
 
 
 @pytest.mark.slow
@@ -158,7 +159,7 @@ def test_torchs_setting_decides_about_tf32():
 
 @pytest.mark.parametrize(
     ("rows", "keys", "head", "masked"),
-    [(256, 512, 128, ""), (256, 500, 128, "k"), (200, 512, 80, "yxe"), (16, 16, 16, "")],
+    [(256, 512, 128, ""), (256, 500, 128, "k"), (200, 512, 72, "yxe"), (16, 16, 16, "")],
 )
 def test_masks_are_left_out_where_no_block_goes_beyond(rows, keys, head, masked):
     """Of each candidate on each device, which is what the text counts on."""
@@ -178,6 +179,28 @@ def test_masks_are_left_out_where_no_block_goes_beyond(rows, keys, head, masked)
                 assert block[0].lower().replace("r", "k") in masked or not (
                     size % config.kwargs[block]
                 ), (target, config)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "columns", "parts", "why"),
+    [
+        (torch.bfloat16, 80, 80, (64, 16), "else each third product would be one of zeros"),
+        (torch.float16, 192, 192, (128, 64), "as in 16 bits of the other kind"),
+        (torch.float16, 72, 72, (), "8 elements are fewer than a matrix unit takes"),
+        (torch.float16, 112, 112, (), "what is left is no power of two"),
+        (torch.float16, 48, 48, (), "small heads take as long"),
+        (torch.float16, 64, 64, (), "nothing is left"),
+        (torch.float16, 80, 64, (), "values of another size have blocks of their own"),
+        (torch.float32, 80, 80, (), "32 bits have no room"),
+    ],
+)
+def test_heads_of_two_powers_are_two_blocks(dtype, head, columns, parts, why):
+    """No lane is over, so there is no mask along them."""
+    q, v = full(1, 2, 256, head, dtype=dtype), full(1, 2, 256, columns, dtype=dtype)
+    (source,) = generated(attend, q, q, v).sources.values()
+    found = re.findall(r"accumulator(?:_rest)? = tl.zeros\(\[YBLOCK, (\d+)\]", source)
+    assert tuple(map(int, found)) == parts, why
+    assert ("xmask" in source) == (not parts and columns not in {64}), why
 
 
 def test_wide_indices_are_wide_everywhere():

@@ -43,6 +43,7 @@ CASES = {
         },
         {"RIGHT": True, "SORTED": False, "WIDE": True, "BLOCK": 256},
     ),
+    "error_function": ({"values": "*fp32", "out": "*fp32"}, {"COUNT": 256}),
     "divide": ({"a": "*i64", "b": "*i64", "out": "*i64"}, {"COUNT": 256}),
     "of_indices": ({"out": "*i64", "size": "i64"}, {"COUNT": 256}),
     "draw": (

@@ -116,6 +116,23 @@ def test_what_shares_a_kernel_with_a_product(function, kernels, why):
 
 
 @pytest.mark.parametrize(
+    ("function", "dtype", "used", "why"),
+    [
+        (lambda a, b: torch.nn.functional.gelu(a @ b), torch.bfloat16, True, "behind a product"),
+        (lambda a, b: 1 + (a @ b).float().erf(), torch.float16, True, "whoever writes it"),
+        (lambda a, b: torch.nn.functional.gelu(a @ b), torch.float32, False, "sums take longer"),
+        (lambda a, b: (a @ b).float().erf() + 2, torch.bfloat16, False, "another sum"),
+        (lambda a, b: (a @ b).float().erf(), torch.bfloat16, False, "small ones have digits"),
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, torch.bfloat16, False, "same as stored"),
+    ],
+)
+def test_the_error_function_behind_a_product_is_a_short_one(function, dtype, used, why):
+    """It is computed while nothing is multiplied."""
+    (source,) = generated(function, *[full(64, 64, dtype=dtype)] * 2).sources.values()
+    assert ("lib.one_plus_erf(" in source, "libdevice.erf(" in source) == (used, not used), why
+
+
+@pytest.mark.parametrize(
     ("rows", "columns", "kernels", "why"),
     [
         (4, 1024, 1, "few rows hide what is read more often"),

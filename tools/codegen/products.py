@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices with their epilogue, `gelu(x @ w.t() + bias)`, beside cuBLAS, which is given
-the product and the bias alone: 30 shapes of models, on a GPU.
+"""Products of matrices with their epilogue, `gelu(x @ w.t() + bias)`, beside cuBLAS: 30 shapes of
+models, on a GPU.
 
     python -m tools.codegen products [--dtype bf16 fp8 ...] [--results DIR]
 
 For each shape: the time of the candidates that the rule chooses without a measurement, that of the
-fastest ones, that of cuBLAS, and that of eager torch with the epilogue; all by events, with a cold
-cache, and without the time in which the host queues launches. A product of few rows and columns may
+fastest ones, that of cuBLAS with the bias and no activation, and with it: by a kernel of torch's
+behind it, and by cuBLASLt's own epilogue where torch has one, which is the tanh form. All by
+events, with a cold cache, and without the time in which the host queues launches. Targets are of
+cuBLAS without the activation, which is more than is asked. A product of few rows and columns may
 be two launches, which are timed together. All candidates are compiled side by side first, and
 numbers are compared with float64's. The result goes to docs/results/codegen-products-DTYPE.json;
 `passes` says whether the targets are met. fp8 is `torch._scaled_mm` with a scale of each matrix,
@@ -139,14 +141,18 @@ def _rounded_up(shape: Shape) -> Shape:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return speeds beside cuBLAS's, geometric mean and least, how much longer what the rule
-    chooses takes than the fastest candidates, on average and at most, and whether that is enough.
+    """Return speeds beside cuBLAS's, geometric mean and least, without the epilogue and with it, how
+    much longer what the rule chooses takes than the fastest candidates, on average and at most, and
+    whether that is enough.
     """
     speeds = [row["cublas_ms"] / row["tuned_ms"] for row in rows]
+    whole = [min(row["eager_ms"], row.get("fused_ms", math.inf)) / row["tuned_ms"] for row in rows]
     chosen = [row["chosen_ms"] / row["tuned_ms"] for row in rows]
     found = {
         "speed": _mean(speeds),
         "least_speed": min(speeds),
+        "speed_with_epilogue": _mean(whole),
+        "least_with_epilogue": min(whole),
         "chosen_over_tuned": _mean(chosen),
         "most_chosen_over_tuned": max(chosen),
     }
@@ -222,6 +228,18 @@ def _product(dtype: str) -> Callable[..., Any]:
     return scaled if dtype == "fp8" else functional.linear
 
 
+def _fused(dtype: str) -> Callable[..., Any] | None:
+    """Return the product with an epilogue of cuBLASLt's; None where torch has none."""
+    import torch
+
+    def product(x: Any, weight: Any, bias: Any) -> Any:
+        return torch._addmm_activation(  # noqa: SLF001  # torch has no other name for it
+            bias, x, weight.t(), use_gelu=True
+        )
+
+    return None if dtype == "fp8" else product
+
+
 def off(found: Problem, dtype: str) -> float:
     """Return by how much a program is off float64 where it is most, 1 for as much as it may be."""
     from torch.nn import functional
@@ -247,6 +265,7 @@ def measured(shape: Shape, found: Problem, dtype: str) -> dict[str, Any]:
     clock = CudaClock(_WARMUP_MS, _REP_MS)
     wrong = off(found, dtype)
     assert wrong <= 1, f"{shape} {dtype}: {wrong} times as far from float64 as it may be"
+    fused = _fused(dtype)
     launches = [candidate_launches(kernel, arguments) for kernel, arguments in found.launches]
     times = [{name: _taken(clock, one) for name, one in every.items()} for every in launches]
     tuned = [min(every, key=every.__getitem__) for every in times]
@@ -259,6 +278,7 @@ def measured(shape: Shape, found: Problem, dtype: str) -> dict[str, Any]:
         "off": wrong,
         "cublas_ms": _taken(clock, partial(_product(dtype), *found.inputs)),
         "eager_ms": _taken(clock, partial(_function(dtype), *found.inputs)),
+        **({"fused_ms": _taken(clock, partial(fused, *found.inputs))} if fused else {}),
         "chosen_ms": together([next(iter(every)) for every in times]),
         "tuned_ms": together(tuned),
         "tuned": tuned,

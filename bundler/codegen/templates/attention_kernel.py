@@ -10,7 +10,7 @@ calls it in the place of `write_kernel`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -43,13 +43,17 @@ from bundler.codegen.templates.attention_text import (
     Attention,
     Blocks,
     head,
+    in_two_parts,
     weighted_sum,
 )
 from bundler.runtime.heuristics.attention_rules import LARGEST_BLOCKS, LEAST_BLOCK
-from bundler.runtime.heuristics.block_limits import pow2_up
+from bundler.runtime.heuristics.block_limits import pow2_down, pow2_up
+from bundler.runtime.program.device_tensors import item_bytes
 
 _BLOCKS = ("YBLOCK", "XBLOCK", "R0_BLOCK")
 _BATCH, _KEYS, _HEAD = "z", "r0_", "r1_"
+# Bytes of operands, and the least power of two that a head is divided behind.
+_HALF, _LEAST_PART = 2, 64
 # dtypes that have a product -> how rules of candidates name them.
 _OPERANDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -75,7 +79,9 @@ def write_attention(
     bounds = bounds_of_narrow_indices(group, buffers, size_hints, bounded, [keys])
     wide = bounds is None
     dimensions = (*group.dimensions, (_KEYS, keys), (_HEAD, length))
-    whole = frozenset(prefix for prefix, size in dimensions if _is_whole(prefix, size))
+    rest = _rest(attention, group.dimensions)
+    parts = {"x", _HEAD} if rest else set()
+    whole = frozenset(p for p, size in dimensions if p in parts or _is_whole(p, size))
     shape = KernelShape(
         space, False, whole, wide, removed, asserted, upcast, scalars=frozenset({_BATCH})
     )
@@ -84,12 +90,16 @@ def write_attention(
     mutated = {name for name in written & read if buffers[name].source != "node"}
     arguments = KernelArguments(buffers, mutated, {})
     writer = _AttentionBody(shape, pool, buffers, arguments)
+    writer.block = "XBLOCK" if rest else str(_block(length))
     body = writer.write(group.loops)
     numels = [numel_parameter(prefix, size, wide=wide) for prefix, size in dimensions]
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
     fixed = [f"{prefix}numel = {size}" for prefix, size in dimensions if size.is_Integer]
     masks = [d.prefix for d in space.dimensions if d.prefix not in whole]
+    body = [*head(writer.block, masks, causal=details.causal, wide=wide), *body]
+    if rest:
+        body = in_two_parts(body, int(length) - rest, rest)
     examples = tuple(example_of(p, buffers, size_hints) for p in parameters)
     elements = hint_of(numel([size for _, size in dimensions]), size_hints)
     return KernelText(
@@ -97,7 +107,7 @@ def write_attention(
         dimensions=dimensions,
         parameters=parameters,
         blocks=_BLOCKS,
-        body=(*fixed, *head(_block(length), masks, causal=details.causal, wide=wide), *body),
+        body=(*fixed, *body),
         hints={prefix: pow2_up(hint_of(size, size_hints)) for prefix, size in dimensions},
         reduction_hint="DEFAULT",
         changed=arguments.changed,
@@ -125,6 +135,20 @@ def _operands(attention: Loop) -> str:
     return "tf32" if kind == "fp32" and attention.value.details[2] == "tf32" else kind
 
 
+def _rest(attention: Loop, dimensions: Sequence[tuple[str, sympy.Expr]]) -> int:
+    """Return how many elements of a head are behind the largest power of two, where these are a
+    smaller one, so that a block of each leaves none over; else 0.
+    """
+    size = attention.reduced_sizes[1]
+    halves = item_bytes(attention.value.terms[0].dtype) == _HALF
+    if not halves or not size.is_Integer or dict(dimensions).get("x") != size:
+        return 0
+    part = pow2_down(int(size))
+    rest = int(size) - part
+    known = part >= _LEAST_PART and rest >= LEAST_BLOCK
+    return rest if known and rest == pow2_down(rest) else 0
+
+
 def _is_whole(prefix: str, size: sympy.Expr) -> bool:
     """Whether no block goes beyond a dimension: a block is a power of two, no larger than its
     limit, nor than the size rounded up, which is what it is along x and r1_.
@@ -138,7 +162,13 @@ def _is_whole(prefix: str, size: sympy.Expr) -> bool:
 
 
 class _AttentionBody(BodyWriter):
-    """Writes the loops of a kernel of which one is attention."""
+    """Writes the loops of a kernel of which one is attention.
+
+    Attributes:
+        block: text of the edge of the block that holds the elements of a query.
+    """
+
+    block = ""
 
     # Its registers hold a tile of sums until the last of them is stored.
     loads_first = False
@@ -172,9 +202,9 @@ class _AttentionBody(BodyWriter):
         return Value(name, dtype)
 
     def _filled(self, item: PlacedLoop, details: AttentionDetails) -> Attention:
-        query, length = item.value.terms[0], item.loop.reduced_sizes[1]
+        query = item.value.terms[0]
         last = None if _KEYS in self._shape.constant_masks else self._blocks(item, details, _KEYS)
-        block = f"[YBLOCK, {_block(length)}]"
+        block = f"[YBLOCK, {self.block}]"
         lanes = {item.loop.reduced[1]: HEAD_ROW}
         kind = "bool" if item.value.terms[-1].dtype == "bool" else "float"
         return Attention(
@@ -199,7 +229,6 @@ class _AttentionBody(BodyWriter):
         """
         _, keys, values, *others = item.value.terms
         key, element = item.loop.reduced
-        block = _block(item.loop.reduced_sizes[1])
         mask = ""
         if details.masked:
             (load,) = others[-1:]
@@ -210,7 +239,7 @@ class _AttentionBody(BodyWriter):
                 keys,
                 {key: KEY_ROW, element: HEAD_COLUMN},
                 {_HEAD: HEAD_COLUMN, beyond: KEY_ROW},
-                f"[{block}, R0_BLOCK]",
+                f"[{self.block}, R0_BLOCK]",
             ),
             values=self._load(
                 values,
@@ -239,11 +268,16 @@ class _AttentionBody(BodyWriter):
         buffer, index, _ = load.details
         kind = "int64" if self._shape.wide else "int32"
         self._symbols |= {variable: Value(text, kind) for variable, text in lanes.items()}
-        address = self._index(index, load, ())
         used = {d.prefix for d in self._space.dimensions_of(index)}
         moving = {lane for variable, lane in lanes.items() if index.has(variable)}
         # Each lane beyond the end has to be zero, so each needs an address.
         complete = len(moving) == len(lanes) and all(p in used for p in bounds if p in {"x", "y"})
+        # What is the same for all keys is added to the pointer first, once for all blocks.
+        keys = [variable for variable, lane in lanes.items() if lane in {KEY_ROW, KEY_COLUMN}]
+        fixed, rest = 0, index
+        if keys and block and complete:
+            fixed, rest = index.as_independent(*keys, as_Add=True)
+        address = self._index(rest, load, ())
         if index.is_Integer:
             address = f"tl.full({block or '[1, 1]'}, {address}, {self._index_type})"
         elif block and not complete:
@@ -258,7 +292,10 @@ class _AttentionBody(BodyWriter):
         self.num_load += 1
         other = "other=0.0" if block else "other=0"
         mask = f"{' & '.join(active)}, {other}" if active else "None"
-        return f"tl.load({self.arguments.read(buffer)} + ({address}), {mask})"
+        pointer = self.arguments.read(buffer)
+        if fixed != 0:
+            pointer = f"{pointer} + ({self._index(fixed, load, ())})"
+        return f"tl.load({pointer} + ({address}), {mask})"
 
     def _store_logarithms(self, item: PlacedLoop) -> None:
         place = item.value.terms[3]

@@ -14,6 +14,8 @@ they found; `attention_kernel` fills the lines in.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 ACCUMULATOR = "accumulator"
@@ -26,13 +28,22 @@ LOG2_E = 1.4426950408889634
 _HEAD = """\
 yblocks = tl.cdiv(ynumel, YBLOCK)
 program = tl.program_id(0)
-zblock = program // yblocks
+{blocks}\
 zindex = tl.full([1, 1], zblock, {index})
-yblock = {yblock}
 yindex = yblock{wide} * YBLOCK + tl.arange(0, YBLOCK)[:, None]
 xindex = tl.arange(0, XBLOCK)[None, :]{wide}
 r1_index = tl.arange(0, {length}){wide}
 r1_row, r1_column = r1_index[None, :], r1_index[:, None]
+"""
+_IN_TURN = """\
+zblock = program // yblocks
+yblock = program % yblocks
+"""
+# Of 16 heads at once, whose keys the cache holds: so the last programs are short ones.
+_LONGEST_FIRST = """\
+zblock, yblock = program // yblocks, program % yblocks
+zblock, yblock = tl.swizzle2d(zblock, yblock, znumel, yblocks, 16)
+yblock = yblocks - 1 - yblock
 """
 _BEGIN = """\
 query = {query}
@@ -58,11 +69,11 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
     r0_index = r0_offset + tl.arange(0, R0_BLOCK){wide}
     r0_row, r0_column = r0_index[None, :], r0_index[:, None]
     keys = {keys}
-    scores = tl.dot(query, keys{precision}) * {scale}
+    scores = tl.dot(query, keys{precision})
 {masked}\
-    above = tl.maximum(top, tl.max(scores, 1)[:, None])
+    above = tl.maximum(top, tl.max(scores, 1)[:, None]{scale})
     base = tl.where(above == float('-inf'), 0.0, above)
-    weights = tl.exp2(scores - base)
+    weights = tl.exp2(scores{scale} - base)
     factor = tl.exp2(top - base)
     total = total * factor + tl.sum(weights, 1)[:, None]
     values = {values}
@@ -71,6 +82,11 @@ for r0_offset in tl.range({first}, {last}, R0_BLOCK):
 """
 # A row that sees no key is 0, as torch has it.
 _END = "accumulator = accumulator / tl.where(total == 0.0, 1.0, total)\n"
+# How a block of a head is called in the text, and the names of what lies behind it.
+_COLUMNS, _REST, _SCORES = "XBLOCK", "_rest", "scores = tl.dot("
+_WORD = re.compile(r"\b[a-z]\w*\b")
+# The least of float32 that keeps its digits.
+_LEAST_SCALE = 2.0**-126
 # What `tl.dot` is told of float32; it is tf32 where the device has that, else float32.
 _PRECISIONS = {"": "", "ieee": ", input_precision='ieee'", "tf32": ", allow_tf32=True"}
 
@@ -111,19 +127,46 @@ class Attention(NamedTuple):
     wide: bool
 
 
-def head(length: int, masks: list[str], *, causal: bool, wide: bool) -> list[str]:
+def head(length: int | str, masks: list[str], *, causal: bool, wide: bool) -> list[str]:
     """Return the lines that say which block a program has.
 
     Args:
         length: of the block that holds the elements of a query.
         masks: prefixes of the dimensions, of x and y, that some block goes beyond.
-        causal: have the blocks with most keys come first, so that none is left for the end.
+        causal: have the blocks with most keys come first, of some heads, so that none is left for
+            the end.
         wide: whether indices have 64 bits.
     """
     index, cast = ("tl.int64", ".to(tl.int64)") if wide else ("tl.int32", "")
-    yblock = "yblocks - 1 - program % yblocks" if causal else "program % yblocks"
-    lines = _HEAD.format(index=index, yblock=yblock, wide=cast, length=length).splitlines()
+    blocks = _LONGEST_FIRST if causal else _IN_TURN
+    lines = _HEAD.format(index=index, blocks=blocks, wide=cast, length=length).splitlines()
     return [*lines, *(f"{prefix}mask = {prefix}index < {prefix}numel" for prefix in masks)]
+
+
+def in_two_parts(lines: Sequence[str], whole: int, rest: int) -> list[str]:
+    """Return the lines of a kernel for heads of `whole` and `rest` elements, powers of two, of whose
+    sum a power of two would be much larger.
+
+    What differs along a head, from `XBLOCK` on, is there twice, the second time under other names.
+    Only scores are the sum of both.
+    """
+    found: list[str] = []
+    names: set[str] = set()
+    for line in lines:
+        other = _WORD.sub(lambda word: f"{word[0]}{_REST}" if word[0] in names else word[0], line)
+        found.append(line.replace(_COLUMNS, str(whole)))
+        if other == line and _COLUMNS not in line:
+            continue
+        if line.lstrip().startswith(_SCORES):
+            other = f"{other.removesuffix(')')}, scores)"
+        elif " = " in line:
+            assigned = line.partition(" = ")[0]
+            names.update(_WORD.findall(assigned))
+            told = _WORD.sub(lambda word: f"{word[0].removesuffix(_REST)}{_REST}", assigned)
+            other = told + other[other.index(" = ") :]
+        other = other.replace(f"tl.arange(0, {_COLUMNS})", f"({whole} + tl.arange(0, {rest}))")
+        found.append(other.replace(_COLUMNS, str(rest)))
+    return found
 
 
 def weighted_sum(given: Attention) -> list[str]:
@@ -150,7 +193,11 @@ def _seen(given: Attention) -> str:
 
 
 def _blocks(given: Attention, loads: Blocks, first: str, last: str, seen: str) -> str:
-    masked = {
+    # A positive scale keeps their order, and is one operation with the difference to the largest.
+    late = not given.mask and given.scale >= _LEAST_SCALE
+    scale = f" * {given.scale!r}"
+    masked = "" if late else f"    scores = scores{scale}\n"
+    masked += {
         "": "",
         # Added, as torch does, so that what is no number stays none.
         "bool": f"    scores += tl.where({loads.mask}, 0.0, float('-inf'))\n",
@@ -164,7 +211,7 @@ def _blocks(given: Attention, loads: Blocks, first: str, last: str, seen: str) -
         keys=loads.keys,
         values=loads.values,
         masked=masked,
-        scale=repr(given.scale),
+        scale=scale if late else "",
         precision=_PRECISIONS[given.precision],
         wide=".to(tl.int64)" if given.wide else "",
     )

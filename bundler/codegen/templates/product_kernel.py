@@ -101,6 +101,7 @@ def write_product(
     arguments = KernelArguments(buffers, mutated, {})
     writer = _ProductBody(shape, pool, buffers, arguments)
     writer.takes_turns = _takes_turns(group, buffers, removed)
+    writer.is_narrow = item_bytes(product.value.terms[0].dtype) <= _NARROW
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
     batch = () if _BATCH in dict(group.dimensions) else ((_BATCH, sympy.Integer(1)),)
@@ -202,6 +203,8 @@ class _ProductBody(BodyWriter):
     tiles: tuple[TiledOperand, ...] = ()
     # Whether the kernel may have the form with descriptors.
     takes_turns = False
+    # Whether operands have fewer bits than float32.
+    is_narrow = False
 
     def _one(self, item: PlacedLoop) -> None:
         if not item.loop.is_product:
@@ -230,6 +233,30 @@ class _ProductBody(BodyWriter):
         if stored or not self._shape.upcast:
             result = self._rounded(result, dtype)
         self._results[item.loop.buffer, item.index] = result
+
+    def _needed(self, term: Term) -> Sequence[Term]:
+        error = self._error_function(term)
+        return super()._needed(term) if error is None else error.terms
+
+    def _made(self, term: Term, masks: Masks) -> Value:
+        error = self._error_function(term)
+        if error is None:
+            return super()._made(term, masks)
+        (argument,) = error.terms
+        value = self._value(argument, masks)
+        return self._line(term, masks, Value(f"lib.one_plus_erf({value.text})", term.dtype))
+
+    def _error_function(self, term: Term) -> Term | None:
+        """Return the erf that 1 is added to, as GELU does, behind a product of 16 or 8 bits; None of
+        another term. An operand has the bits that another kernel would store.
+        """
+        is_behind = self.is_narrow and self._side is None
+        if term.operator != "add" or term.dtype != "float32" or not is_behind:
+            return None
+        found = [item for item in term.terms if item.operator == "erf"]
+        others = [item for item in term.terms if item.operator == "constant"]
+        known = found and others and others[0].details[0] == 1.0
+        return found[0] if known else None
 
     def _rounded(self, value: Value, dtype: str) -> Value:
         if not data_type(dtype).is_half:
