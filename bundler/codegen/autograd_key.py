@@ -34,7 +34,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bundler.codegen.graph_key import GraphLines, Unkeyed, surroundings
+from bundler.package_loggers import logger
 
+_log = logger("bundler.codegen")
 # Where torch's functions are, and Python's that Dynamo leaves in graphs.
 _PACKAGES = frozenset({"torch", "_operator", "operator", "math", "builtins"})
 # Ranks of a group may differ in what they trace.
@@ -81,7 +83,8 @@ def autograd_key(module: fx.GraphModule, inputs: Sequence[Any], options: Any) ->
             "inputs": given,
             "graph": graph,
         }
-    except Unkeyed:
+    except Unkeyed as error:
+        _log.debug("a graph of Dynamo's has no key: %s", error)
         return None
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

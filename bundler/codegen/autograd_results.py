@@ -98,6 +98,10 @@ class KeptCode(OutputCode):  # type: ignore[misc]  # torch has no types for it
         """Do nothing: what was found runs as it is."""
 
 
+class Unusable(Exception):
+    """torch does not take a result that was found."""
+
+
 class AutogradResult:
     """In place of torch's cache while one graph is compiled.
 
@@ -119,7 +123,26 @@ class AutogradResult:
         self._options, self._runs = options, runs
         # Those of a result whose programs are not there any more, forward first.
         self._names: list[str] = []
+        self._entry: Any = None
         self.programs: list[Program] = []
+
+    def look(self) -> bool:
+        """Return whether there is a result whose programs run here: then torch needs nothing to
+        trace with, and who calls it has to expect `Unusable`.
+        """
+        entry = _read_entry(self._path)
+        if entry is None:
+            return False
+        codes = [one.result for one in (entry.compiled_fw, entry.compiled_bw) if one is not None]
+        self._names = [code.name for code in codes]
+        programs = [_program(code.name, self._options) for code in codes]
+        runs = [None if one is None else self._runs(one) for one in programs]
+        for code, run in zip(codes, runs, strict=True):
+            if run is None:
+                return False
+            code.run = partial(_first_call, code, *run)
+        self._entry, self.programs = entry, [one for one in programs if one is not None]
+        return True
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -139,11 +162,16 @@ class AutogradResult:
     make_entry = staticmethod(autograd_cache.AOTAutogradCache.make_entry)
 
     def try_load(self, _module: Any, args: Sequence[Any], settings: Any, *_: Any, **__: Any) -> Any:
-        """Return what calls the graph, or None; as torch's, with the settings where its has them."""
-        found = self._found(args, settings)
-        kept = None
-        if found is None:
+        """Return what calls the graph, or None; and the settings, where torch's does."""
+        found = kept = None
+        if self._entry is None:
             kept = AOTAutogradCacheInfo(self._path, time.time_ns(), forward_symints=[])
+        else:
+            try:
+                found = self._entry.wrap_post_compile(args, settings, {})
+            # torch raises whatever it likes where a result is not what it takes.
+            except Exception as error:
+                raise Unusable from error
         if _with_settings():
             return found, dataclasses.replace(settings, cache_info=kept)
         settings.cache_info = kept
@@ -171,6 +199,8 @@ class AutogradResult:
         self, compiler: Callable[..., _Run], module: fx.GraphModule, inputs: Sequence[Any]
     ) -> KeptCode:
         """Compile a graph of inference, or a forward one."""
+        if self._entry is not None:
+            raise Unusable
         name = self._name(0)
         return KeptCode(name, compiler(module, inputs, ran=partial(_keep_name, name)))
 
@@ -192,43 +222,21 @@ class AutogradResult:
         known = self._names[number : number + 1]
         return known[0] if known else os.urandom(_NAME_BYTES).hex()
 
-    # ---------------------------------------------------------------------------------- A hit
 
-    def _found(self, args: Sequence[Any], settings: Any) -> Any:
-        entry = self._entry()
-        if entry is None:
-            return None
-        codes = [one.result for one in (entry.compiled_fw, entry.compiled_bw) if one is not None]
-        self._names = [code.name for code in codes]
-        programs = [_program(code.name, self._options) for code in codes]
-        runs = [None if one is None else self._runs(one) for one in programs]
-        if not all(runs):
-            return None
-        for code, run in zip(codes, runs, strict=True):
-            code.run = partial(_first_call, code, *run)
-        try:
-            found = entry.wrap_post_compile(args, settings, {})
-        # torch raises whatever it likes where a result is not what it takes.
-        except Exception as error:  # noqa: BLE001
-            _log.debug("what AOTAutograd made of a graph cannot be used", exc_info=error)
-            return None
-        self.programs = [one for one in programs if one is not None]
-        return found
-
-    def _entry(self) -> Any:
-        """Return torch's result; None for a miss."""
-        data = _read(self._path, DEFAULT_LIMITS.file_bytes)
-        digest, _, text = (data or b"").partition(b"\n")
-        if not text or hashlib.sha256(text).hexdigest().encode() != digest:
-            return None
-        try:
-            # Of this user's alone: no bundle and no store brings it.
-            found = pickle.loads(text)  # noqa: S301
-            return found if all(map(_is_named, (found.compiled_fw, found.compiled_bw))) else None
-        # A pickle of other classes may raise whatever it likes.
-        except Exception as error:  # noqa: BLE001
-            _log.debug("what AOTAutograd made of a graph cannot be read", exc_info=error)
-            return None
+def _read_entry(path: str) -> Any:
+    """Return torch's result; None for a miss."""
+    data = _read(path, DEFAULT_LIMITS.file_bytes)
+    digest, _, text = (data or b"").partition(b"\n")
+    if not text or hashlib.sha256(text).hexdigest().encode() != digest:
+        return None
+    try:
+        # Of this user's alone: no bundle and no store brings it.
+        found = pickle.loads(text)  # noqa: S301
+        return found if all(map(_is_named, (found.compiled_fw, found.compiled_bw))) else None
+    # A pickle of other classes may raise whatever it likes.
+    except Exception as error:  # noqa: BLE001
+        _log.debug("what AOTAutograd made of a graph cannot be read", exc_info=error)
+        return None
 
 
 def _with_settings() -> bool:

@@ -11,7 +11,7 @@ for, or whose program fails in its first call, runs as torch has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from torch._guards import TracingContext
 from bundler.codegen import compile_ahead, triton_hash
 from bundler.codegen.attention import with_attention
 from bundler.codegen.autograd_key import autograd_key
-from bundler.codegen.autograd_results import AutogradResult, Runs
+from bundler.codegen.autograd_results import AutogradResult, Runs, Unusable
 from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES, has_images
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
@@ -123,9 +123,13 @@ def triton_bundler(
             kept = None
             if keep and not generated.verify:
                 kept = _kept_result(taken, example_inputs, generated, workers)
-            compiled = _compiled(taken, example_inputs, compiler, kept)
-            programs.extend(() if kept is None else kept.programs)
-            return compiled
+            if kept is not None and kept.look():
+                with suppress(Unusable):
+                    compiled = _compiled(taken, example_inputs, compiler, kept, {})
+                    programs.extend(kept.programs)
+                    return compiled
+                kept = None
+            return _compiled(taken, example_inputs, compiler, kept, decompositions())
     # torch handles its own: it compiles anew, or without this graph.
     except (TorchDynamoException, BundlerError):
         raise
@@ -163,8 +167,11 @@ def _compiled(
     example_inputs: Sequence[Any],
     compiler: Callable[..., Any],
     kept: AutogradResult | None,
+    table: Mapping[Any, Callable[..., Any]],
 ) -> Any:
-    """Return what AOTAutograd makes of a graph, now or in an earlier process."""
+    """Return what AOTAutograd makes of a graph with a table of decompositions, or made of it in an
+    earlier process.
+    """
     forward: Callable[..., Any] = partial(_compile_forward, compiler=compiler)
     backward: Callable[..., Any] = partial(_compile_backward, compiler=compiler)
     inference = compiler
@@ -175,7 +182,7 @@ def _compiled(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        decompositions=decompositions(),
+        decompositions=table,
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -187,7 +194,7 @@ def _runs(program: Program, *, workers: int | None) -> Runs | None:
     """Return what runs a program that another process ran; None where it cannot run here."""
     if _why_not(program) is not None:
         return None
-    started = compile_ahead.start(program, workers)
+    started = compile_ahead.start_again(program, workers)
 
     def later(inputs: list[Any]) -> list[Any]:
         return list(program.consume(inputs))
