@@ -54,14 +54,12 @@ MOST_FILES = 1024
 _NAME = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _NAME_BYTES, _DIGEST_BYTES = 16, 64
-# What of torch's settings lets it keep results: with what runs in them, all at once, as they are
-# for any number of backward passes.
+# What of torch's settings lets it keep results, all of one at once, with what runs in it.
 _SETTINGS = {
     "force_autograd_cache": True,
     "bundled_autograd_cache": True,
     "strict_autograd_cache": False,
     "force_non_lazy_backward_lowering": True,
-    "donated_buffer": False,
 }
 # torch's modules that look for its cache by this name.
 _CACHE = "AOTAutogradCache"
@@ -201,6 +199,10 @@ class AutogradResult:
         """Compile a graph of inference, or a forward one."""
         if self._entry is not None:
             raise Unusable
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            # Else torch would allow one backward pass alone: our programs leave what was saved.
+            context.fw_metadata.bw_donated_idxs = []
         name = self._name(0)
         return KeptCode(name, compiler(module, inputs, ran=partial(_keep_name, name)))
 
