@@ -138,6 +138,10 @@ def _torchs_files() -> str:
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
 
 
+def _full_name(packet: OpOverloadPacket) -> str:
+    return str(packet._qualified_op_name)  # noqa: SLF001  # torch has no other name for it
+
+
 class _DynamoLines(GraphLines):
     """A graph of Dynamo as text, a line a node."""
 
@@ -169,21 +173,19 @@ class _DynamoLines(GraphLines):
 
     def _function(self, target: Any) -> str:
         if isinstance(target, (OpOverload, OpOverloadPacket)):
-            name = str(target)
-            namespace = str(getattr(target, "_qualified_op_name", name)).partition("::")[0]
-            if (namespace if "::" in str(target) else name.partition(".")[0]) not in _OPERATORS:
+            qualified = target.name() if isinstance(target, OpOverload) else _full_name(target)
+            if qualified.partition("::")[0] not in _OPERATORS:
                 raise Unkeyed(f"an operator of the user's: {target}")
             return f"operator {target}"
-        name = getattr(target, "__qualname__", None)
+        name, home = getattr(target, "__qualname__", None), getattr(target, "__module__", None)
         if name is None:
-            raise Unkeyed(f"{target}")
-        if isinstance(target, types.BuiltinFunctionType) and target.__module__ is None:
+            raise Unkeyed(f"no function: {target}")
+        if isinstance(target, types.BuiltinFunctionType) and home is None:
             short = name.rpartition(".")[2]
             if getattr(torch, short, None) is not target:
-                raise Unkeyed(f"{target}")
+                raise Unkeyed(f"a function of nobody's: {name}")
             return f"torch.{short}"
-        home = str(getattr(target, "__module__", ""))
-        if home.partition(".")[0] not in _PACKAGES or home.startswith(_NOT_TORCHS):
+        if str(home).partition(".")[0] not in _PACKAGES or str(home).startswith(_NOT_TORCHS):
             raise Unkeyed(f"a function of the user's: {home}.{name}")
         return f"{home}.{name}"
 

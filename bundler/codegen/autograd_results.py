@@ -248,7 +248,9 @@ def _with_settings() -> bool:
 
 
 def _is_named(part: Any) -> bool:
-    return part is None or (type(part.result) is KeptCode and _NAME.fullmatch(part.result.name))
+    if part is None:
+        return True
+    return type(part.result) is KeptCode and _NAME.fullmatch(part.result.name) is not None
 
 
 def _first_call(code: KeptCode, first: _Run, later: _Run, inputs: list[Any]) -> Any:
