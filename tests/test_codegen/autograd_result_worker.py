@@ -172,6 +172,8 @@ start("gradients kept", with_gradient, kept_gradients, "trained")
 start("verified", verify=True)
 with torch.compiler.config.patch(force_disable_caches=True):
     start("caches off")
+for time in ("once", "twice"):
+    start(f"tensor held, {time}", lambda x, y: x * torch.tensor([1.0, 2.0] * 4) + y, like="held")
 eager = {
     "inferred": (inferred, None),
     "changed": (changing, changed),

@@ -284,4 +284,6 @@ EXPECTED = {
     "gradients kept": [0, True],
     "verified": [1, True],
     "caches off": [1, True],
+    "tensor held, once": [1, True],
+    "tensor held, twice": [1, True],
 }
