@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`start`: has worker processes compile what a program's first call needs, side by side, while
-torch traces on; `wait` waits for it.  `torch_backend` calls both.
+torch traces on; `wait` waits for it.  `torch_backend` calls them.
 
 Workers fill Triton's cache, where the first launches find the kernels.  What cannot be compiled
 ahead, a launch compiles; so nothing here fails.
@@ -19,6 +19,7 @@ from bundler.compile.job_futures import CompileFuture
 from bundler.compile.service import CompileService
 from bundler.compile.worker_pool import worker_count
 from bundler.package_loggers import logger
+from bundler.toolchain.directories import triton_cache_dir
 
 _log = logger("bundler.codegen")
 # Processes end so long after the last graph of a model.
@@ -51,6 +52,18 @@ def start(program: Program, workers: int | None) -> Started:
     missing = [job for job in jobs if not os.path.isdir(os.path.join(service.cache_dir, job.key))]
     # One is compiled sooner than a process has begun.
     return [service.submit(job) for job in missing] if len(missing) > 1 else ()
+
+
+def start_again(program: Program, workers: int | None) -> Started:
+    """Return as `start` for a program that ran in an earlier process: its launches find in Triton's
+    cache what that process compiled, unless the cache is empty now.
+    """
+    try:
+        with os.scandir(triton_cache_dir()) as entries:
+            is_empty = next(entries, None) is None
+    except FileNotFoundError:
+        is_empty = True
+    return start(program, workers) if is_empty else ()
 
 
 def wait(started: Started) -> None:

@@ -16,7 +16,7 @@ program of an equal one.  Imports torch.
 Not part of it: names of nodes, which nothing is named after; lines of the user's program, which
 errors alone tell; paths; numbers of tensors, but for those of one element on the host, which are
 written into kernels; else the GPU, since the text is the same for every one.  A graph that holds
-something else than what is listed in `_Lines` has no key.
+something else than what is listed in `GraphLines` has no key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import hashlib
 import json
 import operator
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -156,24 +156,33 @@ def graph_key(module: fx.GraphModule, options: Any) -> GraphKey | None:
         module: whose nodes have fake tensors, as `lower_graph` takes it.
         options: `GenerateOptions`, by which its program is generated.
     """
-    lines = _Lines(module)
+    lines = GraphLines(module)
     try:
         graph = "\n".join(lines.all())
         sizes = "\n".join(lines.sizes())
     except Unkeyed:
         return None
+    parts = {**surroundings(options, lines.devices), "sizes": sizes, "graph": graph}
+    return GraphKey(parts, module, lines.environment, lines.symbols)
+
+
+def surroundings(options: Any, devices: Collection[str]) -> dict[str, str]:
+    """Return the parts of a key that no graph decides.
+
+    Args:
+        options: `GenerateOptions`.
+        devices: where the graph's tensors lie, as torch names it.
+    """
     chosen = {k: v for k, v in asdict(options).items() if k not in _OPTIONS_LEFT_OUT}
     parts = {
         "generator": _generator(),
         "libraries": _libraries(),
         "state": _state(),
         "options": repr(sorted(chosen.items())),
-        "sizes": sizes,
-        "graph": graph,
     }
     if options.policy.measured_fusion or options.templates == WHERE_FASTER:
-        parts["device"] = " ".join(map(identity_of, sorted(lines.devices)))
-    return GraphKey(parts, module, lines.environment, lines.symbols)
+        parts["device"] = " ".join(map(identity_of, sorted(devices)))
+    return parts
 
 
 @functools.cache
@@ -206,7 +215,7 @@ def _state() -> str:
     return " ".join(map(str, (*known, float32_precision())))
 
 
-class _Lines:
+class GraphLines:
     """A graph as text, a line a node: nodes are called by their number.
 
     Attributes:

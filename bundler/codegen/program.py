@@ -129,6 +129,8 @@ class Program:
             the program.
         decisions: records of what was measured to decide which kernels there are; a build takes
             them along.
+        kept_as: the digest of the graph's key, under which the program is kept; None where it is
+            not.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -143,6 +145,7 @@ class Program:
     result_strides: tuple[tuple[int, ...] | None, ...] = field(default=(), repr=False)
     comments: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict, repr=False)
     decisions: tuple[Pair, ...] = field(default=(), repr=False)
+    kept_as: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -440,8 +443,8 @@ def program_of_graph(
         placed = host_constants.on_device(module, constants=guarded)
         file = ProgramFile(placed, options) if keep else None
         found = None if file is None else file.read()
-        if found is not None:
-            return _as_kept(*found, options, module)
+        if file is not None and found is not None:
+            return as_kept(*found, options, module=module, digest=file.digest)
         faster: Collection[Any] = ()
         decisions: Sequence[Pair] = ()
         if options.templates == WHERE_FASTER:
@@ -488,6 +491,7 @@ def program_of_graph(
     # Constants on the host stay there when the others are moved to the program's device.
     away = frozenset(name for name in graph.constants if buffers[name].layout.device)
     strides = tuple(map(_known_strides, graph.outputs))
+    is_kept = False
     if file is not None:
         kept = KeptProgram(
             {name: kernel.source for name, kernel in built.kernels.items()},
@@ -499,7 +503,7 @@ def program_of_graph(
             strides,
             graph.callers_results,
         )
-        file.write(kept, graph.asked)
+        is_kept = file.write(kept, graph.asked)
     verifier = Verifier(module, built.plan, graph.callers_results) if options.verify else None
     comments: dict[str, tuple[tuple[str, ...], ...]] = {}
     for name, filled in built.launches:
@@ -517,14 +521,26 @@ def program_of_graph(
         strides,
         comments,
         (*decisions, *([] if measured is None else measured.records)),
+        file.digest if file is not None and is_kept else None,
     )
 
 
-def _as_kept(
-    kept: KeptProgram, constants: Mapping[str, Any], options: GenerateOptions, module: Any
+def as_kept(
+    kept: KeptProgram,
+    constants: Mapping[str, Any],
+    options: GenerateOptions,
+    *,
+    digest: str | None,
+    module: Any = None,
 ) -> Program:
-    """Return a program that was kept; `module` is the graph, which eager torch runs beside it where
-    it is verified.
+    """Return a program that was kept.
+
+    Args:
+        kept: what was kept.
+        constants: tensors that the graph holds for it.
+        options: by which it was generated.
+        digest: under which it is kept.
+        module: the graph, which eager torch runs beside the program where it is verified.
     """
     return Program(
         {name: ProgramKernel(name, source) for name, source in kept.kernels.items()},
@@ -537,6 +553,7 @@ def _as_kept(
         Verifier(module, kept.plan, kept.callers_results) if options.verify else None,
         kept.host_constants,
         tuple(kept.result_strides),
+        kept_as=digest,
     )
 
 

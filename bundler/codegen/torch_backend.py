@@ -11,6 +11,7 @@ for, or whose program fails in its first call, runs as torch has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -20,12 +21,15 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.autograd_cache import should_use_local_autograd_cache
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
-from bundler.codegen import compile_ahead
+from bundler.codegen import compile_ahead, triton_hash
 from bundler.codegen.attention import with_attention
+from bundler.codegen.autograd_key import autograd_key
+from bundler.codegen.autograd_results import AutogradResult, Runs, Unusable
 from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES, has_images
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
@@ -108,27 +112,25 @@ def triton_bundler(
         policy=policy,
         templates=templates,
     )
-    taken_apart = decompositions(templates=templates == ALL)
-    if templates == BY_RULE and not policy.deterministic:
-        taken_apart = taken_apart | {aten.mm.default: _product}
     before = len(programs)
     compiler = partial(
         compile_graph, programs=programs, options=generated, workers=workers, keep=keep
-    )
-    compiled = aot_autograd(
-        fw_compiler=partial(_compile_forward, compiler=compiler),
-        bw_compiler=partial(_compile_backward, compiler=compiler),
-        inference_compiler=compiler,
-        decompositions=taken_apart,
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
     )
     try:
         # Else torch would give checkpointed parts generators of their own, as objects in the graph;
         # `lower` knows the state of torch's generator alone.
         with functorch_config.patch(graphsafe_rng_functionalization=False):
             taken = module if policy.deterministic else with_attention(module)
-            return compiled(taken, example_inputs)
+            kept = None
+            if keep and not generated.verify:
+                kept = _kept_result(taken, example_inputs, generated, workers)
+            if kept is not None and kept.look():
+                with suppress(Unusable):
+                    compiled = _compiled(taken, example_inputs, compiler, kept, {})
+                    programs.extend(kept.programs)
+                    return compiled
+                kept = None
+            return _compiled(taken, example_inputs, compiler, kept, _table(generated))
     # torch handles its own: it compiles anew, or without this graph.
     except (TorchDynamoException, BundlerError):
         raise
@@ -139,6 +141,70 @@ def triton_bundler(
         reason = f"torch cannot take it apart: {type(error).__name__}: {error}"
         _note(programs, reason.partition("\n")[0])
         return module.forward
+
+
+def _kept_result(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: GenerateOptions,
+    workers: int | None,
+) -> AutogradResult | None:
+    """Return where AOTAutograd's result is kept; None for a graph that is traced each time."""
+    if not should_use_local_autograd_cache():
+        return None
+    try:
+        digest = autograd_key(module, example_inputs, options)
+    # torch raises whatever it likes where an input has no strides, say.
+    except Exception as error:  # noqa: BLE001
+        _log.debug("a graph of Dynamo's has no key", exc_info=error)
+        return None
+    if digest is None:
+        return None
+    return AutogradResult(digest, options, partial(_runs, workers=workers))
+
+
+def _compiled(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compiler: Callable[..., Any],
+    kept: AutogradResult | None,
+    table: Mapping[Any, Callable[..., Any]],
+) -> Any:
+    """Return what AOTAutograd makes of a graph with a table of decompositions, or made of it in an
+    earlier process.
+    """
+    forward: Callable[..., Any] = partial(_compile_forward, compiler=compiler)
+    backward: Callable[..., Any] = partial(_compile_backward, compiler=compiler)
+    inference = compiler
+    if kept is not None:
+        forward, inference = partial(kept.forward, forward), partial(kept.forward, inference)
+        backward = partial(kept.backward, backward)
+    compiled = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        decompositions=table,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    with nullcontext() if kept is None else kept.in_place():
+        return compiled(module, example_inputs)
+
+
+def _runs(program: Program, *, workers: int | None) -> Runs | None:
+    """Return what runs a program that another process ran; None where it cannot run here."""
+    if _why_not(program) is not None:
+        return None
+    started = compile_ahead.start_again(program, workers)
+
+    def later(inputs: list[Any]) -> list[Any]:
+        return list(program.consume(inputs))
+
+    def first(inputs: list[Any]) -> list[Any]:
+        compile_ahead.wait(started)
+        return later(inputs)
+
+    return first, later
 
 
 def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
@@ -164,6 +230,14 @@ def _switches(chosen: Mapping[str, Any], mode: str | None) -> dict[str, bool]:
     return {**_SWITCHES, **MODES[mode], **named}
 
 
+def _table(options: GenerateOptions) -> Mapping[Any, Callable[..., Any]]:
+    """Return the functions that take operators apart for a program."""
+    table = decompositions(templates=options.templates == ALL)
+    if options.templates == BY_RULE and not options.policy.deterministic:
+        return table | {aten.mm.default: _product}
+    return table
+
+
 def _product(left: torch.Tensor, right: torch.Tensor) -> Any:
     """Take a product of matrices apart where a column and a row make it, or rows are uneven."""
     found = decompositions()[aten.mm.default](left, right)
@@ -171,18 +245,26 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> Any:
 
 
 def _compile_forward(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any]
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    compiler: Callable[..., Any],
+    **named: Any,
 ) -> Any:
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     if known is not None:
         _copy_saved_inputs(module, known)
         module.meta[CALLERS_RESULTS] = known.num_forward
-    return compiler(module, example_inputs)
+    return compiler(module, example_inputs, **named)
 
 
 def _compile_backward(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any]
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    compiler: Callable[..., Any],
+    **named: Any,
 ) -> Any:
     # What was saved may lie otherwise than torch traced: as the forward graph's program reported.
     inputs = module.graph.find_nodes(op="placeholder")
@@ -190,7 +272,7 @@ def _compile_backward(
         traced = node.meta.get("val")
         if has_images(traced) and has_images(example) and example.stride() != traced.stride():
             node.meta[STORED_STRIDES] = example.stride()
-    return compiler(module, example_inputs)
+    return compiler(module, example_inputs, **named)
 
 
 def _copy_saved_inputs(forward: fx.GraphModule, known: Any) -> None:
@@ -225,31 +307,25 @@ def compile_graph(
     options: GenerateOptions | None = None,
     workers: int | None = 1,
     keep: bool = False,
+    ran: Callable[[Program], None] | None = None,
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be
-    generated; `keep` is as `program_of_graph` has it.
+    generated; `keep` is as `program_of_graph` has it, and `ran` is told of a program that ran.
     """
     try:
         program = program_of_graph(module, options, guarded=True, keep=keep)
-        with refusals("the kernels"):
-            if has_float8(program.sources) and program.device != "cpu":
-                refuse_missing_types(program.sources, current_target())
-            elsewhere = program.kernels and program.device == "cpu" and not program.is_interpreted
     except BundlerError as error:
         # torch's own run would give other numbers from call to call as well.
         if error.facts.get("deterministic"):
             raise
         return _as_it_is(module, programs, error.message)
-    if elsewhere:
-        return _as_it_is(
-            module,
-            programs,
-            "its tensors are on the CPU, which no kernel runs on without Triton's interpreter",
-        )
+    reason = _why_not(program)
+    if reason is not None:
+        return _as_it_is(module, programs, reason)
     programs.append(program)
     _report_strides(program)
     started = compile_ahead.start(program, workers)
-    tried = _TriedProgram(program, module, programs, started)
+    tried = _TriedProgram(program, module, programs, started, ran)
 
     # A function, whose mark torch's wrappers keep.
     def boxed(inputs: list[Any]) -> list[Any]:
@@ -257,6 +333,25 @@ def compile_graph(
 
     boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001  # torch's mark
     return boxed
+
+
+def _why_not(program: Program) -> str | None:
+    """Return why a program's kernels cannot run here, and see to what their compiles need; None
+    where they can.
+    """
+    try:
+        with refusals("the kernels"):
+            if has_float8(program.sources) and program.device != "cpu":
+                refuse_missing_types(program.sources, current_target())
+            interpreted = not program.kernels or program.is_interpreted
+    except BundlerError as error:
+        return error.message
+    if interpreted:
+        return None
+    if program.device == "cpu":
+        return "its tensors are on the CPU, which no kernel runs on without Triton's interpreter"
+    triton_hash.remember()
+    return None
 
 
 def _report_strides(program: Program) -> None:
@@ -283,9 +378,10 @@ class _TriedProgram:
         module: fx.GraphModule,
         programs: list[Program | FallbackCall],
         started: compile_ahead.Started,
+        ran: Callable[[Program], None] | None,
     ) -> None:
         self._program, self._module, self._programs = program, module, programs
-        self._started = started
+        self._started, self._ran = started, ran
         self._run: Callable[[list[Any]], Any] = self._first_call
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -312,6 +408,8 @@ class _TriedProgram:
             self._give_up(error)
             return results
         self._run = self._program.consume
+        if self._ran is not None:
+            self._ran(self._program)
         return results
 
     def _give_up(self, error: Exception) -> None:

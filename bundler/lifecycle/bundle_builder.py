@@ -56,9 +56,16 @@ class KnownFacts:
     parts: bytes | None = None
 
 
-def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
+def known_facts(
+    event: CompileEvent, problems: list[tuple[str, str]], *, lines: bool = True
+) -> KnownFacts:
     """Return what a compile in this process tells about its kernel; what cannot be had goes to
     `problems`.
+
+    Args:
+        event: of the compile.
+        problems: gets pairs of a key and what is missing.
+        lines: have the key tell of the source's lines, which nobody asks for before a launch.
     """
     from bundler.toolchain import keytext  # who packs has seen no compile
 
@@ -69,7 +76,13 @@ def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFa
     try:
         launch = keytext.launch_facts(event.src, event.options).to_bytes()
         parts = keytext.key_parts(
-            event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
+            event.src,
+            event.backend,
+            event.options,
+            event.env_vars,
+            event.hash,
+            event.stages_key,
+            lines=lines,
         ).to_bytes()
     except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:
         # A source kind that a later Triton brings; the kernel itself is still good for a hit.

@@ -243,6 +243,7 @@ def environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text in facts if text)
 
 
+@functools.lru_cache(maxsize=32)
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution; None when it is not installed."""
     import importlib.metadata

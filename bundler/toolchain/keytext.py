@@ -106,22 +106,33 @@ def stages_key_now() -> str:
 
 
 def named_parts(
-    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+    src: Any,
+    backend: Any,
+    options: Any,
+    env_vars: Mapping[str, str],
+    stages_key: str,
+    *,
+    lines: bool = True,
 ) -> Iterator[Part]:
     """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by
-    its digest.
+    its digest.  Without `lines` those of the source are left out, which take longer than all else.
     """
-    for name, text in _all_parts(src, backend, options, env_vars, stages_key):
+    for name, text in _all_parts(src, backend, options, env_vars, stages_key, lines):
         encoded = text.encode("utf-8", "replace")
         too_long = len(encoded) > DEFAULT_LIMITS.string_bytes
         yield name, f"sha256:{text_hash(text)}" if too_long else encoded.decode()
 
 
 def _all_parts(
-    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+    src: Any,
+    backend: Any,
+    options: Any,
+    env_vars: Mapping[str, str],
+    stages_key: str,
+    lines: bool,
 ) -> Iterator[Part]:
     yield from _triton_parts(options)
-    yield from _ast_parts(src) if hasattr(src, "fn") else _ir_parts(src)
+    yield from _ast_parts(src, lines) if hasattr(src, "fn") else _ir_parts(src)
     yield "backend.name", str(backend.target.backend)
     yield "backend.hash", portable_text(str(backend.hash()))
     if stages_key:
@@ -154,7 +165,7 @@ def location_text(directory: str) -> str:
     return text_hash(directory)[:16]
 
 
-def _ast_parts(src: Any) -> Iterator[Part]:
+def _ast_parts(src: Any, lines: bool) -> Iterator[Part]:
     names = list(getattr(src.fn, "arg_names", ()))
     yield "source.name", str(src.name)
     text = source_text(src)
@@ -164,7 +175,7 @@ def _ast_parts(src: Any) -> Iterator[Part]:
         yield "source.line", str(src.fn.starting_line_number)
     yield from place_parts(src.fn)
     yield "source.hash", str(src.fn.cache_key)
-    if hasattr(src.fn, "starting_line_number"):
+    if lines and hasattr(src.fn, "starting_line_number"):
         yield from lines_parts(src.fn)
     signature = (f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
     yield "source.signature", ", ".join(signature)
@@ -477,6 +488,8 @@ def key_parts(
     env_vars: Mapping[str, str],
     key_hash: str,
     stages_key: str | None = None,
+    *,
+    lines: bool = True,
 ) -> KeyParts:
     """Return the named parts of a kernel's key, in a fixed order.
 
@@ -490,10 +503,11 @@ def key_parts(
         key_hash: the kernel's hash, as hexadecimal text.
         stages_key: what a stage inspection hook added to the key; None asks the hook that is
             installed now, if any.
+        lines: as `named_parts` has it.
     """
     if stages_key is None:
         stages_key = stages_key_now()
-    parts = named_parts(src, backend, options, env_vars, stages_key)
+    parts = named_parts(src, backend, options, env_vars, stages_key, lines=lines)
     return KeyParts(
         tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash
     )

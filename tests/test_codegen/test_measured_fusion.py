@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
+
 import bundler  # noqa: E402
 from bundler.codegen import measured_choices, measured_fusion, module_decorators  # noqa: E402
 from bundler.codegen.graph_key import graph_key  # noqa: E402
@@ -255,7 +257,7 @@ def test_torchs_names_of_the_setting(monkeypatch, options, expected):
 
     def compiled(module, inputs, *, options, **_):
         seen.append(options.policy.measured_fusion)
-        return module.forward
+        return make_boxed_func(module.forward)
 
     monkeypatch.setattr("bundler.codegen.torch_backend.compile_graph", compiled)
     torch._dynamo.reset()

@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
+
 import bundler  # noqa: E402
 from bundler.codegen import module_decorators  # noqa: E402
 from bundler.codegen.graph_key import graph_key  # noqa: E402
@@ -193,7 +195,7 @@ def test_torch_compile_hands_modes_and_options_to_programs(monkeypatch):
 
     def compiled(module, inputs, *, options, **_):
         seen.append(options)
-        return module.forward
+        return make_boxed_func(module.forward)
 
     monkeypatch.setattr("bundler.codegen.torch_backend.compile_graph", compiled)
     for how in (

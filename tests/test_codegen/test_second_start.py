@@ -326,7 +326,7 @@ def test_changed_graphs_of_one_key_have_one_program():
 @pytest.mark.parametrize("left_out", ["_tensor", "_target", "_known", "_arguments"])
 def test_a_key_that_says_too_little_is_found(left_out, monkeypatch):
     """The judge of keys sees two programs of one key, sooner or later."""
-    monkeypatch.setattr(keys._Lines, left_out, lambda *_: "")
+    monkeypatch.setattr(keys.GraphLines, left_out, lambda *_: "")
     found = Found(random.Random(1), changes=4)
     assert any(judge_all(found).faults for _ in range(10))
 

@@ -557,6 +557,8 @@ class AutotunedKernel:
             compiler.target,
             keep=keep,
             hook_args=compiler.hook_args,
+            # Else nobody sees the kernel but the launch.
+            lines=keep == "all" or bool(self.options.plugins),
         )
         self._plugins.compiled(config, made)
         return made

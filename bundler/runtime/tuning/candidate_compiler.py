@@ -97,6 +97,7 @@ def make(
     *,
     keep: Keep = "launch",
     hook_args: Any = None,
+    lines: bool = True,
 ) -> CompiledConfig:
     """Compile a call's kernel, or find it in Triton's cache.
 
@@ -106,12 +107,13 @@ def make(
         target: what for.
         keep: `all` for the stages of the compile, too.
         hook_args: what a hook for compiles is told besides, if it takes that.
+        lines: as `known_facts` has it.
 
     Raises:
         CompileFailed: it does not compile, or Triton left no complete kernel.
     """
     event = toolchain.compile_call(function, call, target, hook_args=hook_args)
-    found = _compiled(event, keep)
+    found = _compiled(event, keep, lines)
     if isinstance(found, CompiledConfig):
         return found
     # Processes that compile one key at the same time may leave files of both in its directory, for
@@ -119,7 +121,7 @@ def make(
     _LOG.info("%s is compiled anew: %s", function.__name__, found)
     with tempfile.TemporaryDirectory(prefix="bundler-", ignore_cleanup_errors=True) as folder:
         event = toolchain.compile_call(function, call, target, folder)
-        found = _compiled(event, keep)
+        found = _compiled(event, keep, lines)
     if isinstance(found, CompiledConfig):
         return found
     raise CompileFailed(
@@ -127,7 +129,7 @@ def make(
     )
 
 
-def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
+def _compiled(event: CompileEvent, keep: Keep, lines: bool) -> CompiledConfig | str:
     """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its
     directory.
     """
@@ -137,9 +139,8 @@ def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
     builder = Builder(root, keep)
     # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
-    if not builder.add_directory(
-        key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)
-    ):
+    known = known_facts(event, problems, lines=lines)
+    if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known):
         return dict(builder.left_out)[key]
     bundle = join([builder], identity.environment())
     kernel = bundle.kernels[0]
