@@ -86,7 +86,7 @@ def _is_judged(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _elements(matrix: torch.Tensor) -> int:
-    return _LINE_BYTES // matrix.element_size()
+    return _LINE_BYTES // int(matrix.element_size())
 
 
 def _step(matrix: torch.Tensor) -> int:

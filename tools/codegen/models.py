@@ -390,7 +390,8 @@ def judged(
             process.join()
             # It may have measured, and have stopped the others for that.
             for other in multiprocessing.active_children():
-                os.kill(other.pid, signal.SIGCONT)
+                if other.pid is not None:
+                    os.kill(other.pid, signal.SIGCONT)
         seconds = round(time.monotonic() - started, 1)
         if answer.exists() and answer.stat().st_size:
             return {**json.loads(answer.read_text()), "seconds": seconds}

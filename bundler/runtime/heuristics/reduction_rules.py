@@ -156,8 +156,8 @@ def _looped_by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> 
         x, r = _column_tile(hints["x"], row)
         outer = tile(x, r, warps=_COLUMN_WARPS)
         if row >= _LONG_COLUMN and hints["x"] > _FEW_COLUMNS:
-            x, r, warps = _LONG_COLUMN_TILE
-            wider = [tile(x, r, warps=warps)]
+            x, r, many = _LONG_COLUMN_TILE
+            wider = [tile(x, r, warps=many)]
     else:
         x, r, warps = _outer_tile(hints["x"], row, facts.num_dynamic, facts.num_load)
         outer = tile(x, r, warps=warps, registers=registers)
