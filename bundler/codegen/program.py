@@ -169,8 +169,9 @@ class Program:
         Args:
             targets: such as `cuda:90`.
             workers: processes that compile; None for one a core, 1 compiles in this process.
-            candidates: how many candidates of each kernel, or `all`; a replay takes the one that a
-                tuning record in the bundle names, else the first.
+            candidates: how many candidates of each kernel, or `all`; more of one that spills
+                registers.  A replay takes the one that a tuning record in the bundle names, else
+                the first that does not spill.
 
         Raises:
             CompileFailed: a kernel does not compile for a target; the first one's message.
