@@ -287,7 +287,7 @@ def _program_path(name: str) -> str:
 
 def _keep_name(name: str, program: Program) -> None:
     """Keep which program a name has, once it ran."""
-    if program.kept_as is not None and not program.constants:
+    if program.kept_as is not None:
         with contextlib.suppress(BundlerError):
             _put(_program_path(name), program.kept_as.encode())
 
