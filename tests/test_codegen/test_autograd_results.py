@@ -284,6 +284,10 @@ EXPECTED = {
     "gradients kept": [0, True],
     "verified": [1, True],
     "caches off": [1, True],
+    "no pickle": [1, True],
+    "too large": [1, True],
+    "kept at last": [1, True],
+    "found at last": [0, True],
     "tensor held, once": [1, True],
     "tensor held, twice": [1, True],
 }
