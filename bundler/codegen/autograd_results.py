@@ -44,13 +44,13 @@ from bundler.codegen.kept_programs import kept_program, tell_of
 from bundler.codegen.program import GenerateOptions, Program, as_kept
 from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
 from bundler.errors import BundlerError
-from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
 
 _log = logger("bundler.codegen")
 _RESULTS, _PROGRAMS = "autograd", "autograd-programs"
-# So many files stay in a directory; those that nobody read for longest go.
-MOST_FILES = 1024
+# So many files stay in a directory; those that nobody read for longest go.  A larger result, of a
+# graph that holds large tensors, is not kept.
+MOST_FILES, MOST_BYTES = 1024, 64 << 20
 _NAME = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _NAME_BYTES, _DIGEST_BYTES = 16, 64
@@ -186,9 +186,10 @@ class AutogradResult:
         try:
             with _disable_current_modes():
                 data = pickle.dumps(entry)
-            _put(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-        # A part of torch's may be no pickle.
-        except (BundlerError, pickle.PicklingError, TypeError, AttributeError) as error:
+            if len(data) <= MOST_BYTES:
+                _put(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+        # Parts of torch's raise whatever they like where they are no pickles; the graph runs.
+        except Exception as error:  # noqa: BLE001
             _log.debug("not kept: what AOTAutograd made of a graph", exc_info=error)
 
     # --------------------------------------------------------------------------------- A miss
@@ -227,7 +228,7 @@ class AutogradResult:
 
 def _read_entry(path: str) -> Any:
     """Return torch's result; None for a miss."""
-    data = _read(path, DEFAULT_LIMITS.file_bytes)
+    data = _read(path, 2 * MOST_BYTES)
     digest, _, text = (data or b"").partition(b"\n")
     if not text or hashlib.sha256(text).hexdigest().encode() != digest:
         return None
@@ -287,7 +288,7 @@ def _program_path(name: str) -> str:
 
 def _keep_name(name: str, program: Program) -> None:
     """Keep which program a name has, once it ran."""
-    if program.kept_as is not None and not program.constants:
+    if program.kept_as is not None:
         with contextlib.suppress(BundlerError):
             _put(_program_path(name), program.kept_as.encode())
 

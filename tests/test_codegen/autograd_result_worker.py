@@ -172,6 +172,20 @@ start("gradients kept", with_gradient, kept_gradients, "trained")
 start("verified", verify=True)
 with torch.compiler.config.patch(force_disable_caches=True):
     start("caches off")
+
+
+def no_pickle(*_):
+    raise RuntimeError("it is none")
+
+
+dumps, most = pickle.dumps, autograd_results.MOST_BYTES
+pickle.dumps = no_pickle
+start("no pickle", lambda x, y: x * y, like="product")
+pickle.dumps, autograd_results.MOST_BYTES = dumps, 9
+start("too large", lambda x, y: x * y, like="product")
+autograd_results.MOST_BYTES = most
+start("kept at last", lambda x, y: x * y, like="product")
+start("found at last", lambda x, y: x * y, like="product")
 for time in ("once", "twice"):
     start(f"tensor held, {time}", lambda x, y: x * torch.tensor([1.0, 2.0] * 4) + y, like="held")
 eager = {

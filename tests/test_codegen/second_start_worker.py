@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles functions and models through torch.compile in one process, and prints how many graphs
-were lowered, which guards torch has on their sizes, and a digest of each result's bytes;
-TRITON_INTERPRET=1.
+were lowered, and how many torch traced, which guards torch has on their sizes, and a digest of each
+result's bytes; TRITON_INTERPRET=1.
 
     python second_start_worker.py CACHE
 """
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from bundler.codegen import lower, torch_backend
 
 lowered = []
+traced = []
 guards = []
 lower_graph, compile_graph = lower.lower_graph, torch_backend.compile_graph
 
@@ -30,6 +31,7 @@ def counted(module, **options):
 
 def listening(module, *rest, **keywords):
     """Note torch's guards on the sizes of a graph once it is compiled."""
+    traced.append(module)
     compiled = compile_graph(module, *rest, **keywords)
     for node in module.graph.find_nodes(op="placeholder"):
         for size in getattr(node.meta["val"], "shape", ()):
@@ -135,11 +137,13 @@ def compile(function):  # noqa: A001  # as torch calls it
 found = {}
 for run in (trained, inferred, changed, kept_numbers, other_numbers, sized, generated):
     lowered.clear()
+    traced.clear()
     guards.clear()
     programs = []
     results = digest(run())
     found[run.__name__] = {
         "lowered": len(lowered),
+        "traced": len(traced),
         "programs": len(programs),
         "calls": [[one.operator for one in program.fallbacks] for program in programs],
         "guards": list(guards),

@@ -136,6 +136,17 @@ def test_a_second_process_finds_what_was_tuned(service, monkeypatch):
         compiles.clear()
 
 
+def test_a_program_that_ran_before_is_compiled_ahead_where_the_cache_is_gone(monkeypatch, tmp_path):
+    """Else its launches find what was compiled then, and nothing is looked for."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(compile_ahead, "start", lambda *given: given)
+    assert compile_ahead.start_again("program", 2) == ("program", 2)
+    (tmp_path / "triton").mkdir()
+    assert compile_ahead.start_again("program", 2) == ("program", 2)
+    (tmp_path / "triton" / "KEY").mkdir()
+    assert compile_ahead.start_again("program", 2) == ()
+
+
 def test_one_worker_compiles_nothing_ahead(service):
     """Then launches compile, in this process."""
     assert compile_ahead.start(two_kernels(), 1) == ()

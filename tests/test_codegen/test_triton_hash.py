@@ -106,3 +106,25 @@ def test_what_is_computed_already_stays(process, monkeypatch):
     triton_hash.remember()
     assert cache.triton_key is known
     assert not process.kept.exists()
+
+
+def test_programs_of_a_gpu_need_it(monkeypatch):
+    """Those of the CPU look no kernel up."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    backend = pytest.importorskip("bundler.codegen.torch_backend")
+    asked = []
+    monkeypatch.setattr(triton_hash, "remember", lambda: asked.append(1))
+    on_cpu, on_gpu = (
+        backend.program_of_graph(backend_trace(torch, device)) for device in (None, "cuda")
+    )
+    assert "on the CPU" in backend._why_not(on_cpu)
+    assert asked == []
+    assert backend._why_not(on_gpu) is None
+    assert asked == [1]
+
+
+def backend_trace(torch, device):
+    from bundler.codegen.trace import trace
+
+    return trace(lambda x: x.sin(), (torch.ones(64),), device=device)

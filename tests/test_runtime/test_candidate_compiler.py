@@ -296,6 +296,16 @@ def test_a_compile_says_where_its_kernel_is(triton, launch_kernels):
         make(launch_kernels.add, {**CALL, "BLOCK": 64, "block": 3}, Target("cuda", "90"))
 
 
+def test_a_launch_asks_for_no_lines_of_the_source(triton, launch_kernels):
+    """All else that tells kernels apart is there."""
+    given = launch_kernels.add, {**CALL, "BLOCK": 64}, Target("cuda", "90")
+    whole, launched = make(*given), make(*given, lines=False)
+    assert launched.kernel.parts.proven
+    lacking = dict(whole.kernel.parts.parts).keys() - dict(launched.kernel.parts.parts).keys()
+    assert lacking == {"source.functions", "source.lines"}
+    assert launched.kernel.facts_bytes == whole.kernel.facts_bytes
+
+
 def test_a_kernel_that_two_processes_left_mixed_is_compiled_anew(
     triton, launch_kernels, monkeypatch, tmp_path
 ):
