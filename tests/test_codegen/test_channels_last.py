@@ -12,8 +12,10 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from bundler.codegen.program import generate  # noqa: E402
+from bundler.codegen.channels_last import CALLERS_RESULTS  # noqa: E402
+from bundler.codegen.program import generate, program_of_graph  # noqa: E402
 from bundler.runtime.program.program_plan import Launch, OperatorStep  # noqa: E402
 
 CONVOLUTION = "aten.convolution.default"
@@ -254,6 +256,25 @@ def test_few_convolutions_among_many_operators_are_left_as_they_are():
     assert not is_channels_last(
         torch.ones(2, 16, 4, 4), torch.ones(16, 16, 1, 1), function=function
     )
+
+
+@pytest.mark.parametrize("seen", [1, 3])
+def test_what_is_converted_is_saved_as_it_was_converted(seen):
+    """Backward is given images and weight as forward's convolution was, who called forward gets
+    back what it passed.
+    """
+
+    def function(x, w):
+        return F.conv2d(x, w, stride=2), x, w
+
+    graph = make_fx(function, tracing_mode="fake")(
+        torch.ones(2, 128, 9, 9), torch.ones(128, 128, 3, 3)
+    )
+    graph.meta[CALLERS_RESULTS] = seen
+    program = program_of_graph(graph, guarded=True)
+    assert [strides[1] == 1 for strides in program.result_strides[1:]] == [seen == 1] * 2
+    passed = [item.buffer in {"arg0", "arg1"} for item in program.plan.outputs]
+    assert passed == [False, *[seen == 3] * 2]
 
 
 @pytest.mark.slow
