@@ -82,7 +82,7 @@ def _norm_across(x, scale):
 def test_who_reads_results_of_short_rows_across_memory_is_computed_with_them(rows, kernels):
     """A batch norm of few pixels has short rows: what is computed of each element goes through
     memory along the channels, and is turned to go through the rows; longer rows would be read once
-    more by fewer programs.
+    more by fewer programs. So many channels need no pieces of rows.
     """
-    launches = launches_of(_norm_across, torch.empty(rows, 64), torch.empty(64))
+    launches = launches_of(_norm_across, torch.empty(rows, 1 << 14), torch.empty(1 << 14))
     assert len(launches) == kernels

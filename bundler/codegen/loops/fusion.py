@@ -56,8 +56,8 @@ _FAR_LESS = 16
 # element that takes more reads than this, as one of a window does, is computed by more of them.
 _FEW_ROWS, _LONG_ROW, _MANY_READS = 64, 1024, 8
 # Rows up to these lengths, where memory runs along them and where it runs across, are gone through
-# again by what reads their results for each element: a program holds them, or one launch of 1.8 to
-# 2.3 us goes over them twice, where no launch of its own takes less than 1.2.
+# again by what reads their results for each element: a program holds them, or one launch goes over
+# them twice, which on an H200 takes 1.8 to 2.3 us, and a launch of elements alone about 1.2.
 _SHORT_ALONG, _SHORT_ACROSS = 1024, 128
 ONE_ROW: _Dimensions = (("x", sympy.Integer(1)),)
 _NOWHERE: Mapping[sympy.Expr, sympy.Expr] = {}
