@@ -17,7 +17,7 @@ from typing import Any
 
 from tools.bench import cloud, remote, scale, tables
 from tools.clients import table as clients_table
-from tools.codegen import bench_rows, mission, random_graphs
+from tools.codegen import bench_rows, mission, model_rows, random_graphs
 from tools.shared import measurement, programs
 from tools.shared.measurement import median, shown, table, target
 from tools.shared.processes import ROOT
@@ -180,6 +180,7 @@ SECTIONS: tuple[tuple[str, Section], ...] = (
     ("codegen-bench", bench_rows.section),
     ("codegen-mission", mission.section),
     ("codegen-random", random_graphs.section),
+    ("codegen-dashboard", model_rows.section),
 )
 
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`section`: whole models of others beside Inductor, as `models --time` measured them, for
+docs/benchmarks.md; `rows`: their targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tools.shared import measurement
+from tools.shared.measurement import table
+
+Found = dict[str, Any]
+_KINDS = {
+    "device": "device time",
+    "wall": "wall time",
+    "host": "host time",
+    "first_s": "first call",
+    "peak": "peak memory",
+}
+# Of each kind the geometric mean, and of each model.
+_MOST = {"device": (1.0, 1.05), "first_s": (0.85, None), "peak": (None, 1.05)}
+# A call keeps the GPU busy for more than so much of Inductor's time, and may take so much of it.
+_BUSY, _MOST_OF_BUSY = 0.9, 1.02
+_ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of TorchInductor's dashboard
+in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours beside
+Inductor's by default settings. Ten processes share the GPU, and all others stand still while one is
+timed; a first call has one core. Device time is the sum over the kernels of a call.
+"""
+
+
+def rows(times: Mapping[str, Found]) -> list[Found]:
+    """Return what is asked for of all models, and of the worst."""
+    found = []
+    for kind, (mean, most) in _MOST.items():
+        ratios = {name: _ratio(one, kind) for name, one in times.items()}
+        if mean is not None:
+            middle = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            found.append(_row(f"{_KINDS[kind]}, geometric mean", middle, mean, "Inductor"))
+        if most is not None:
+            worst = max(ratios, key=lambda name: ratios[name])
+            found.append(_row(f"{_KINDS[kind]}, the worst model", ratios[worst], most, worst))
+    busy = [one for one in times.values() if _share(one) > _BUSY]
+    if busy:
+        slowest = max(_ratio(one, "wall") for one in busy)
+        words = f"wall time, the worst of {len(busy)} models that keep the GPU busy"
+        found.append(_row(words, slowest, _MOST_OF_BUSY, "Inductor"))
+    return found
+
+
+def section(result: Found) -> str:
+    """Return the section of the page: the targets, and a line for each model."""
+    times = result["times"]
+    asked = [
+        [row["work"], measurement.verdict(row), row["peer"], measurement.target(row)]
+        for row in result["rows"]
+    ]
+    each = [
+        [name, *(f"{_ratio(one, kind):.2f}" for kind in _KINDS), _kernels(one)]
+        for name, one in sorted(times.items())
+    ]
+    head = ["model", *_KINDS.values(), "kernels: ours, Inductor's"]
+    parts = [_ABOUT, table(["what", "figure", "beside", "target"], asked), table(head, each)]
+    return "## Whole models beside Inductor\n\n" + "\n".join(parts)
+
+
+def _row(words: str, figure: float, most: float, peer: str) -> Found:
+    return measurement.row(words, figure, "x", most=most, peer=peer)
+
+
+def _ratio(one: Found, kind: str) -> float:
+    return float(one["ours"][kind] / one["inductor"][kind])
+
+
+def _share(one: Found) -> float:
+    return float(one["inductor"]["device"] / one["inductor"]["wall"])
+
+
+def _kernels(one: Found) -> str:
+    return ", ".join(f"{one[side]['kernels']:.0f}" for side in ("ours", "inductor"))
