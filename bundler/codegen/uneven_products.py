@@ -57,7 +57,8 @@ def with_even_operands(left: torch.Tensor, right: torch.Tensor) -> Any:
     if not (rows or columns or length):
         return NotImplemented
     product = aten.mm(_padded(left, rows, length), _padded(right, length, columns))
-    return product[: left.shape[0], : right.shape[1]]
+    # Rows of the result lie as torch's.
+    return product[: left.shape[0], : right.shape[1]].contiguous()
 
 
 def _padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -78,7 +78,7 @@ def test_uneven_operands_get_zeros_behind_their_lines(monkeypatch, sizes, turned
     torch.testing.assert_close(found, pair[0] @ pair[1], rtol=1e-2, atol=1e-2)
     (given,) = seen.operands
     assert all(max(one.stride()) % 8 == 0 for one in given)
-    assert found.shape == (rows, columns)
+    assert (found.shape, found.stride()) == ((rows, columns), (columns, 1))
 
 
 @pytest.mark.parametrize(
