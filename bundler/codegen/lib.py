@@ -7,9 +7,9 @@ by nothing else of this package: it is the one module outside the toolchain that
 Where Triton interprets, it gives it the functions of `libdevice`.
 
 Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `one_plus_erf`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts,
-random numbers and the barrier of programs that share rows come from the modules beside it, under
-their names.
+(`maximum`, `sigmoid`, `one_plus_erf`, `frexp_mantissa`, `ldexp`) and `device_assert_then`.
+Reductions, sorts, random numbers and the barrier of programs that share rows come from the modules
+beside it, under their names.
 
 Arguments of one call are tensors of one dtype unless a function says otherwise; a number is passed
 as a tensor without dimensions.

@@ -3,10 +3,10 @@
 bytes, as those of the logits of most vocabularies and of their gradients: `uneven_results` become
 kernels of ours, and uneven operands get columns of zeros (`with_even_operands`).  Imports torch.
 
-Units that move tiles need even rows; without them cuBLAS takes old kernels.  On an H200 eight
-products of a model's head in 16 bits (16 to 4,096 rows, 30,522 to 50,265 columns) take 0.14 to 0.44 x
-cuBLAS's time as kernels of ours, and 0.95 to 1.2 x that of cuBLAS with columns added to make rows
-even, without its copies of the weight and of the result.
+Units that move tiles need even rows; without them cuBLAS takes old kernels.  On an H200 seven
+products of a model's head in 16 bits (16 to 4,096 rows, 30,522 to 50,265 columns) take 0.16 to
+0.44 x cuBLAS's time as kernels of ours, and 0.95 to 1.16 x that of cuBLAS with columns added to make
+rows even, without its copies of the weight and of the result.
 
 `program` and `torch_backend` call them for `templates="by rule"`, which is torch.compile's default.
 """

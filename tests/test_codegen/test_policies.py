@@ -458,8 +458,8 @@ def test_the_faster_form_is_a_record_that_a_bundle_brings(gpu, tmp_path, monkeyp
     ids=["default", "max_autotune", "descent", "deterministic"],
 )
 def test_a_second_process_measures_nothing(tmp_path, policy, hows):
-    """Two processes on two machines: the second has a bundle of the first, which says also of an only
-    candidate that its block was not halved.
+    """Two processes on two machines: the second has a bundle of the first, which says also of an
+    only candidate that its block was not halved.
     """
     found = []
     for how in ("save", "restore"):

@@ -120,7 +120,7 @@ def test_torch_compile_takes_products_apart_by_both_rules(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_head_and_its_gradients_are_eager_torchs(tmp_path, monkeypatch):
-    """Logits lie as eager torch's; each result is as near to float64's as eager's, and half again."""
+    """Logits lie as eager torch's; results are as near to float64's as eager's, and half again."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
     weight = torch.randn(2049, 1024, device="cuda", dtype=HALF) / 32

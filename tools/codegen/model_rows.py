@@ -24,8 +24,8 @@ _KINDS = {
 _MOST = {"device": (1.0, 1.05), "first_s": (0.85, None), "peak": (None, 1.05)}
 # A call keeps the GPU busy for more than so much of Inductor's time, and may take so much of it.
 _BUSY, _MOST_OF_BUSY = 0.9, 1.02
-_ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of TorchInductor's dashboard
-in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours beside
+_ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of TorchInductor's
+dashboard in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours beside
 Inductor's by default settings. Ten processes share the GPU, and all others stand still while one is
 timed; a first call has one core. Device time is the sum over the kernels of a call.
 """
