@@ -270,21 +270,49 @@ def test_what_changes_in_between_is_read_before():
     assert kept == [stored, changed, product]
 
 
+def normed(a, b):
+    """Multiply a norm of rows."""
+    return torch.nn.functional.rms_norm(a, a.shape[-1:]) @ b
+
+
 @pytest.mark.parametrize(
-    ("rows", "columns", "kernels"), [(128, 512, 1), (128, 640, 2), (64, 640, 1)]
+    ("function", "sizes", "dtype", "computed", "why"),
+    [
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 128), HALF, True, "once"),
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 256), HALF, False, "twice"),
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (64, 256, 640), HALF, True, "few rows"),
+        (normed, (197, 768, 128), HALF, True, "once"),
+        (normed, (197, 768, 2304), HALF, False, "for each block of columns"),
+        (normed, (64, 768, 2304), HALF, True, "few rows wait for the other operand's bytes"),
+        (lambda a, b: a.relu() @ b, (197, 768, 2304), HALF, False, "however little it is"),
+        (lambda a, b: a.to(HALF) @ b.to(HALF), (512, 512, 512), torch.int8, True, "fewer bytes"),
+        (
+            lambda a, b: (a & 7).to(HALF) @ ((b >> 4).to(HALF) * 0.5),
+            (512, 512, 512),
+            torch.int8,
+            True,
+            "and an instruction or two",
+        ),
+        (
+            lambda a, b: a.to(HALF).sigmoid() @ b.to(HALF),
+            (512, 512, 512),
+            torch.int8,
+            False,
+            "of fewer bytes, but a slow function",
+        ),
+        (lambda a, b: (a * 0.5) @ b, (512, 128, 512), HALF, True, "summed up in one block"),
+        (lambda a, b: a.exp() @ b, (512, 128, 512), HALF, False, "in one block, but slow"),
+        (lambda a, b: (a * 0.5) @ b, (512, 256, 512), HALF, False, "in two blocks"),
+    ],
 )
-def test_slow_functions_are_computed_for_few_blocks_alone(rows, columns, kernels):
-    """An operand's error function is computed once for each element where it would be for each of
-    many blocks; the scale of a row is no such function.
+def test_what_is_computed_of_many_lines_is_stored_first(function, sizes, dtype, computed, why):
+    """Blocks that are loaded as they lie are copied ahead; those that are computed are waited
+    for.
     """
-    program = generated(
-        lambda a, b: torch.nn.functional.gelu(a) @ b, full(rows, 256), full(256, columns)
-    )
-    assert len(program.kernels) == kernels
-    scaled = generated(
-        lambda a, s, b: (a * s.rsqrt()) @ b, full(rows, 256), full(rows, 1), full(256, columns)
-    )
-    assert len(scaled.kernels) == 1
+    rows, length, columns = sizes
+    program = generated(function, full(rows, length, dtype=dtype), full(length, columns).to(dtype))
+    (source,) = (text for text in program.sources.values() if "tl.dot(" in text)
+    assert ("left = tmp" in source) == computed, why
 
 
 @pytest.mark.parametrize(
