@@ -395,7 +395,7 @@ class _Scheduler:
         for group in groups:
             removed = self._unread(filter(self._is_own, group.written), uses)
             text = write_product(group, pool, self._buffers, removed, {}, hints, **self._how)
-            found.add((module_text(text, {}), text.dimensions))
+            found.add(module_text(text, {}))
         return len(found) == 1
 
     def _kernel(

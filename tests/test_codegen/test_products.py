@@ -348,6 +348,7 @@ def many(count, *sizes):
             "equal ones",
         ),
         (lambda x, a, b: (x @ a) * (x @ b), many(3, 32, 32), [1, 1], "one reads the other"),
+        (lambda x, a, b: (x @ a) @ b, many(3, 32, 32), [1, 1], "one multiplies the other"),
         (
             lambda x, a, b: (x @ a, x @ b[:, 1:]),
             [*many(2, 32, 32), full(32, 33, dtype=HALF)],
