@@ -447,6 +447,15 @@ def patches():
         absolute = [item.double().abs() for item in given]
         bound = (weight[0].numel() + MORE) * 2.0**-24 * function(*absolute) * 1.01
         assert ((got.double() - exact).abs() <= bound).all()
+    # What is computed of images is stored as they lie, or not at all, and no patches are copied.
+    for channels, kernels in ((9, 1), (130, 2)):
+        images, weight = drawn(2, 3, 33, 38), drawn(channels, 3, 4, 4)
+        program = generate(
+            lambda x, w: F.conv2d(x.abs() - 1, w, stride=4), [images, weight], options=TEMPLATES
+        )
+        assert len(program.sources) == kernels
+        expected = F.conv2d(images.abs() - 1, weight, stride=4)
+        torch.testing.assert_close(program.run(images, weight)[0], expected, rtol=1e-5, atol=1e-5)
     images, weight = drawn(2, 3, 8, 12), drawn(16, 3, 4, 4)
     places = drawn(6, 16)
     program = generate(
