@@ -29,7 +29,12 @@ from bundler.codegen.kernels.kernel_plan import (
     tiled,
     write_kernel,
 )
-from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.kernels.module_text import (
+    KernelModules,
+    ProgramKernel,
+    inductor_meta,
+    module_text,
+)
 from bundler.codegen.loops.combination import combined
 from bundler.codegen.loops.data_types import store_type
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
@@ -58,6 +63,7 @@ from bundler.codegen.templates.attention_kernel import write_attention
 from bundler.codegen.templates.product_kernel import write_product
 from bundler.codegen.templates.prologues import with_prologues
 from bundler.codegen.templates.row_products import row_products
+from bundler.codegen.templates.sibling_products import with_siblings, write_siblings
 from bundler.codegen.templates.split_products import split_products
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
@@ -175,6 +181,8 @@ class _Scheduler:
         # softmax becomes one pass only if it shares a kernel.
         self._shared = self._worth_sharing(nodes)
         groups = self._grouped(with_softmax_pairs(nodes, self._graph.hints, shared=self._shared))
+        uses = Counter(name for group in groups for name in group.touched)
+        groups = with_siblings(groups, lambda *both: self._are_alike(both, uses))
         # Counted after fusion, since memory is released, and reused, between launches.
         last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
@@ -351,9 +359,8 @@ class _Scheduler:
         written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
         # Buffers that a scatter changes hold values already: they exist, and are read again.
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
-        kept_elsewhere = {name for name in written if uses[name] > 1}
         # What only this kernel reads stays in registers: no memory, no store.
-        removed = frozenset(written - self._outputs - kept_elsewhere - added)
+        removed = self._unread(written - added, uses)
         # What no later step reads: its memory may become that of a result.
         dying = {
             n
@@ -376,6 +383,20 @@ class _Scheduler:
             elif name not in self._made:
                 self._allocate(name)
         self._steps.append(self._launched(kernel, text))
+
+    def _unread(self, written: Iterable[str], uses: Mapping[str, int]) -> frozenset[str]:
+        """Return the buffers that nothing but the kernel which writes them reads."""
+        return frozenset(n for n in written if uses[n] == 1 and n not in self._outputs)
+
+    def _are_alike(self, groups: Sequence[LoopGroup], uses: Mapping[str, int]) -> bool:
+        """Whether products have one text but for the names of their tensors."""
+        pool, hints = self._builder.pool, self._graph.hints
+        found = set()
+        for group in groups:
+            removed = self._unread(filter(self._is_own, group.written), uses)
+            text = write_product(group, pool, self._buffers, removed, {}, hints, **self._how)
+            found.add(module_text(text, {}))
+        return len(found) == 1
 
     def _kernel(
         self, group: LoopGroup, removed: frozenset[str], reused: Mapping[str, str]
@@ -589,7 +610,7 @@ def _order(name: str) -> tuple[int, str]:
 
 def _writer_of(group: LoopGroup) -> Callable[..., KernelText]:
     if group.parts:
-        return write_combination
+        return write_combination if group.product is None else write_siblings
     if group.product is None:
         return write_kernel
     return write_attention if group.product.kind == ATTENTION else write_product

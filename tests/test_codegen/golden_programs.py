@@ -35,6 +35,10 @@ PROGRAMS = {
     "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
     "dropout": (lambda a: torch.ops.aten.native_dropout(a, 0.25, True), (full(1000),)),
     "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
+    "siblings": (
+        lambda x, q, k, v: tuple(F.linear(x, w) for w in (q, k, v)),
+        (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), *[(512, 256)] * 3)),),
+    ),
     "linear_gate": (
         lambda x, w, b, c: F.silu(F.linear(x, w, b)) * c,
         (*(full(*s, dtype=torch.bfloat16) for s in ((100, 256), (512, 256), (512,), (100, 512))),),
@@ -86,7 +90,7 @@ TILES = {
 # Whose products and attention are kernels.
 TEMPLATES = {
     *("attention", "decoding", "linear_gate", "scores"),
-    *("quantized", "decode", "scaled", "patches"),
+    *("quantized", "decode", "scaled", "siblings", "patches"),
 }
 # Whose sizes change from call to call.
 CHANGING = {"changing_softmax"}

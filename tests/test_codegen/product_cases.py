@@ -301,6 +301,35 @@ def split_sums():
     checked(torch.mm, [drawn(1, 4096), drawn(4096, 1)], lambda a, _: a, lambda _, b: b)
 
 
+def siblings():
+    """Multiply in one launch what is alike but for its tensors: an operand by several, with a bias
+    of each; products with no tensor in common, of sizes that are no multiple of a block.
+    """
+
+    def compared(function, inputs, members):
+        program = generate(function, inputs, options=TEMPLATES)
+        steps = [step for step in program.plan.steps if isinstance(step, Launch)]
+        assert [step.sizes["znumel"] for step in steps] == [members]
+        for got, exact in zip(
+            program.run(*inputs), function(*(item.double() for item in inputs)), strict=True
+        ):
+            bound = {"rtol": 2 * ROUNDED[got.dtype], "atol": 1e-4}
+            torch.testing.assert_close(got.double(), exact, **bound)
+
+    for dtype in DTYPES:
+        x, *weights = (drawn(*sizes, dtype=dtype) for sizes in ((50, 72), *[(40, 72)] * 3))
+        biases = [drawn(40, dtype=dtype) for _ in weights]
+        compared(
+            lambda x, a, b, c, *d: [
+                F.gelu(F.linear(x, *w)) for w in zip((a, b, c), d, strict=True)
+            ],
+            [x, *weights, *biases],
+            3,
+        )
+        a, b, c, d = (drawn(33, 33, dtype=dtype) for _ in range(4))
+        compared(lambda a, b, c, d: (a @ b, c @ d), [a, b, c, d], 2)
+
+
 EIGHT = torch.float8_e4m3fn
 
 
@@ -418,6 +447,15 @@ def patches():
         absolute = [item.double().abs() for item in given]
         bound = (weight[0].numel() + MORE) * 2.0**-24 * function(*absolute) * 1.01
         assert ((got.double() - exact).abs() <= bound).all()
+    # What is computed of images is stored as they lie, or not at all, and no patches are copied.
+    for channels, kernels in ((9, 1), (130, 2)):
+        images, weight = drawn(2, 3, 33, 38), drawn(channels, 3, 4, 4)
+        program = generate(
+            lambda x, w: F.conv2d(x.abs() - 1, w, stride=4), [images, weight], options=TEMPLATES
+        )
+        assert len(program.sources) == kernels
+        expected = F.conv2d(images.abs() - 1, weight, stride=4)
+        torch.testing.assert_close(program.run(images, weight)[0], expected, rtol=1e-5, atol=1e-5)
     images, weight = drawn(2, 3, 8, 12), drawn(16, 3, 4, 4)
     places = drawn(6, 16)
     program = generate(
@@ -606,6 +644,7 @@ CASES = {
         repeated,
         single_rows,
         scaled,
+        siblings,
         split_sums,
         changing_sizes,
         measured,

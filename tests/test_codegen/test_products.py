@@ -43,7 +43,7 @@ def test_numbers_are_those_of_float64_within_a_bound(interpreted):
 
 def test_numbers_of_operands_that_are_computed_split_scaled_or_cut(interpreted):
     """Operands computed where they are loaded, sums in pieces, 8-bit floats, patches of images."""
-    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches", "turns")
+    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches", "turns", "siblings")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
@@ -270,21 +270,111 @@ def test_what_changes_in_between_is_read_before():
     assert kept == [stored, changed, product]
 
 
+def normed(a, b):
+    """Multiply a norm of rows."""
+    return torch.nn.functional.rms_norm(a, a.shape[-1:]) @ b
+
+
 @pytest.mark.parametrize(
-    ("rows", "columns", "kernels"), [(128, 512, 1), (128, 640, 2), (64, 640, 1)]
+    ("function", "sizes", "dtype", "computed", "why"),
+    [
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 128), HALF, True, "once"),
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 256), HALF, False, "twice"),
+        (lambda a, b: torch.nn.functional.gelu(a) @ b, (64, 256, 640), HALF, True, "few rows"),
+        (normed, (197, 768, 128), HALF, True, "once"),
+        (normed, (197, 768, 2304), HALF, False, "for each block of columns"),
+        (normed, (64, 768, 2304), HALF, True, "few rows wait for the other operand's bytes"),
+        (lambda a, b: a.relu() @ b, (197, 768, 2304), HALF, False, "however little it is"),
+        (lambda a, b: a.to(HALF) @ b.to(HALF), (512, 512, 512), torch.int8, True, "fewer bytes"),
+        (
+            lambda a, b: (a & 7).to(HALF) @ ((b >> 4).to(HALF) * 0.5),
+            (512, 512, 512),
+            torch.int8,
+            True,
+            "and an instruction or two",
+        ),
+        (
+            lambda a, b: a.to(HALF).sigmoid() @ b.to(HALF),
+            (512, 512, 512),
+            torch.int8,
+            False,
+            "of fewer bytes, but a slow function",
+        ),
+        (lambda a, b: (a * 0.5) @ b, (512, 128, 512), HALF, True, "summed up in one block"),
+        (lambda a, b: a.exp() @ b, (512, 128, 512), HALF, False, "in one block, but slow"),
+        (lambda a, b: (a * 0.5) @ b, (512, 256, 512), HALF, False, "in two blocks"),
+    ],
 )
-def test_slow_functions_are_computed_for_few_blocks_alone(rows, columns, kernels):
-    """An operand's error function is computed once for each element where it would be for each of
-    many blocks; the scale of a row is no such function.
+def test_what_is_computed_of_many_lines_is_stored_first(function, sizes, dtype, computed, why):
+    """Blocks that are loaded as they lie are copied ahead; those that are computed are waited
+    for.
     """
-    program = generated(
-        lambda a, b: torch.nn.functional.gelu(a) @ b, full(rows, 256), full(256, columns)
-    )
-    assert len(program.kernels) == kernels
-    scaled = generated(
-        lambda a, s, b: (a * s.rsqrt()) @ b, full(rows, 256), full(rows, 1), full(256, columns)
-    )
-    assert len(scaled.kernels) == 1
+    rows, length, columns = sizes
+    program = generated(function, full(rows, length, dtype=dtype), full(length, columns).to(dtype))
+    (source,) = (text for text in program.sources.values() if "tl.dot(" in text)
+    assert ("left = tmp" in source) == computed, why
+
+
+def several(x, *weights):
+    """Multiply one operand by several."""
+    return tuple(x @ weight for weight in weights)
+
+
+def many(count, *sizes):
+    return [full(*sizes, dtype=HALF) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "launches", "why"),
+    [
+        (several, (full(40, 64, dtype=HALF), *many(3, 64, 96)), [3], "query, key and value"),
+        (lambda a, b, c, d: (a @ b, c @ d), many(4, 32, 32), [2], "what has nothing in common"),
+        (
+            lambda x, a, b: ((x @ a).relu(), (x @ b).relu() + 1),
+            many(3, 32, 32),
+            [1, 1],
+            "other epilogues",
+        ),
+        (
+            lambda x, a, b: (lambda y: ((x @ a).relu(), y, y.relu()))(x @ b),
+            many(3, 32, 32),
+            [1, 1],
+            "one stores its product, too",
+        ),
+        (
+            lambda x, a, b: ((x @ a).sigmoid() * 2, (x @ b).sigmoid() * 2),
+            many(3, 32, 32),
+            [2],
+            "equal ones",
+        ),
+        (lambda x, a, b: (x @ a) * (x @ b), many(3, 32, 32), [1, 1], "one reads the other"),
+        (lambda x, a, b: (x @ a) @ b, many(3, 32, 32), [1, 1], "one multiplies the other"),
+        (
+            lambda x, a, b: (x @ a, x @ b[:, 1:]),
+            [*many(2, 32, 32), full(32, 33, dtype=HALF)],
+            [1, 1],
+            "an address that is no multiple of 16",
+        ),
+        (several, [*many(2, 32, 32), *many(2, 32, 48)], [1, 2], "of equal sizes alone"),
+        (several, [*many(3, 32, 32), full(32, 32).to(HALF).t()], [2, 1], "that lie alike"),
+        (lambda x, a, b: (x @ a, x @ b), many(3, 4, 32, 32), [4, 4], "batches are many already"),
+        (several, (full(2048, 32, dtype=HALF), *many(2, 32, 2304)), [1, 1], "large ones"),
+        (several, many(11, 32, 32), [8, 2], "as many as each program may choose from"),
+    ],
+)
+def test_small_products_that_are_alike_share_a_launch(function, inputs, launches, why):
+    """Each is too small for a large device, and a launch takes as long."""
+    program = generated(function, *inputs)
+    steps = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert [step.sizes["znumel"] for step in steps] == launches, why
+
+
+@pytest.mark.slow
+def test_products_that_share_a_launch_compile_for_both_makers(tmp_path):
+    """Each candidate, with pointers that are chosen."""
+    program = generated(several, *many(4, 72, 72), sources=str(tmp_path))
+    assert len(program.kernels) == 1
+    assert program.build((*TARGETS, "cuda:80", "cuda:100"), candidates=8).kernels
 
 
 @pytest.mark.parametrize(

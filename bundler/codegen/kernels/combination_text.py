@@ -97,7 +97,7 @@ def takes_turns(text: KernelText) -> bool:
 
 def _combined(parts: Sequence[Sequence[KernelText]], *, in_turn: bool) -> KernelText:
     texts = [text for members in parts for text in members]
-    shared, kept = _Parameters(), [members[0] for members in parts]
+    shared, kept = SharedParameters(), [members[0] for members in parts]
     lines = (_in_turn if in_turn else _one_after_another)(parts, shared)
     given = [
         *shared.ordered,
@@ -128,8 +128,8 @@ def _combined(parts: Sequence[Sequence[KernelText]], *, in_turn: bool) -> Kernel
     )
 
 
-class _Parameters:
-    """The parameters of a combination: a buffer that several parts read is passed once."""
+class SharedParameters:
+    """The parameters of kernels that share a launch: a buffer that several read is passed once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, Any, str], tuple[KernelParameter, Any]] = {}
@@ -178,7 +178,9 @@ def _sizes(members: Sequence[KernelText], number: int) -> list[tuple[KernelParam
     return found
 
 
-def _one_after_another(parts: Sequence[Sequence[KernelText]], shared: _Parameters) -> list[str]:
+def _one_after_another(
+    parts: Sequence[Sequence[KernelText]], shared: SharedParameters
+) -> list[str]:
     lines = [f"program = {_PROGRAM}"]
     for number, members in enumerate(parts):
         end, before = f"end_{number}", f"end_{number - 1}"
@@ -192,7 +194,7 @@ def _one_after_another(parts: Sequence[Sequence[KernelText]], shared: _Parameter
     return lines
 
 
-def _in_turn(parts: Sequence[Sequence[KernelText]], shared: _Parameters) -> list[str]:
+def _in_turn(parts: Sequence[Sequence[KernelText]], shared: SharedParameters) -> list[str]:
     """Return the lines of a kernel whose neighbouring programs work for different parts; a part
     that needs fewer programs than the largest leaves the last ones idle.
     """
@@ -218,7 +220,7 @@ def _length(text: KernelText, number: int) -> str:
 
 
 def _of_part(
-    members: Sequence[KernelText], number: int, place: str, shared: _Parameters
+    members: Sequence[KernelText], number: int, place: str, shared: SharedParameters
 ) -> list[str]:
     """Return the lines of a part, indented, given the text of the program's number within it."""
     text = members[0]
@@ -230,13 +232,13 @@ def _of_part(
     else:
         inside = [f"programs = tl.cdiv({_length(text, number)}, XBLOCK_{number})"]
         inside += [f"member = {place} // programs", f"pid = {place} % programs"]
-        chosen, of_member = _chosen(given)
+        chosen, of_member = lines_that_choose(given)
         inside, names = [*inside, *chosen], names | of_member
-    inside += [_renamed(line, names) for line in text.body]
+    inside += [renamed(line, names) for line in text.body]
     return [f"    {line}" for line in inside]
 
 
-def _chosen(given: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
+def lines_that_choose(given: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
     """Return the lines that choose the parameters of a program's member, and what each parameter of
     the part is called then; what all members share is not chosen.
     """
@@ -254,5 +256,6 @@ def _chosen(given: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, st
     return lines, names
 
 
-def _renamed(line: str, names: Mapping[str, str]) -> str:
+def renamed(line: str, names: Mapping[str, str]) -> str:
+    """Return a line of a part with the names that its parameters have in the whole kernel."""
     return _WORD.sub(lambda word: names.get(word[0], word[0]), line.replace(_PROGRAM, "pid"))

@@ -381,10 +381,15 @@ class GraphBuilder:
     ) -> Term:
         """Return the load of an element of a tensor that is in memory, in a copy if need be."""
         term = self._simplified(tensor.at(indices), ranges)
-        if term.operator == "load" and not term.arguments:
-            buffer = self.buffers[term.details[0]]
-            if buffer.layout.dtype == tensor.dtype and not buffer.by_value:
-                return term
+        if self._is_in_memory(term, tensor.dtype):
+            return term
+        if tensor.host is None and self._as_traced(tensor) is None:
+            self._put_as_traced(tensor.root)
+            # What no strides describe, such as patches, is read where the whole tensor lies.
+            load = self._simplified(tensor.at(indices), ranges)
+            if self._is_in_memory(load, tensor.dtype):
+                self.operands[load] = self.pool.cast(term, tensor.dtype)
+                return load
         found = self.reference(tensor)
         single = [
             sympy.Integer(0) if size == 1 else index
@@ -393,6 +398,13 @@ class GraphBuilder:
         load = self.pool.load(found.buffer, sympy.expand(found.layout.index(single)), tensor.dtype)
         self.operands[load] = self.pool.cast(term, tensor.dtype)
         return load
+
+    def _is_in_memory(self, term: Term, dtype: str) -> bool:
+        """Whether a term is an element of a buffer of this dtype, not at a place that is loaded."""
+        if term.operator != "load" or term.arguments:
+            return False
+        buffer = self.buffers[term.details[0]]
+        return buffer.layout.dtype == dtype and not buffer.by_value
 
     def along_rows(
         self,

@@ -78,8 +78,11 @@ def write_product(
     *,
     asserted: bool = True,
     upcast: bool = True,
+    siblings: int = 1,
 ) -> KernelText:
-    """Return the kernel of a product and the loops behind it; arguments as `write_kernel`'s."""
+    """Return the kernel of a product and the loops behind it; arguments as `write_kernel`'s, and
+    how many such products of one matrix share it, for each of which it is the same.
+    """
     product = group.product
     assert product is not None
     (length,) = product.reduced_sizes
@@ -100,18 +103,21 @@ def write_product(
     mutated = {name for name in written & read if buffers[name].source != "node"}
     arguments = KernelArguments(buffers, mutated, {})
     writer = _ProductBody(shape, pool, buffers, arguments)
-    writer.takes_turns = _takes_turns(group, buffers, removed)
+    # A descriptor would have to change from turn to turn.
+    writer.takes_turns = siblings == 1 and _takes_turns(group, buffers, removed)
     writer.is_narrow = item_bytes(product.value.terms[0].dtype) <= _NARROW
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
-    batch = () if _BATCH in dict(group.dimensions) else ((_BATCH, sympy.Integer(1)),)
+    batch = () if _BATCH in dict(group.dimensions) else ((_BATCH, sympy.Integer(siblings)),)
     dimensions = (*batch, *group.dimensions, (_SUMMED, length))
     numels = [numel_parameter(prefix, size, wide=wide) for prefix, size in dimensions]
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
     fixed = [f"{prefix}numel = {size}" for prefix, size in dimensions if size.is_Integer]
     masked = [d.prefix for d in space.dimensions if d.prefix not in whole]
-    block = head(masked, batched=not batch, wide=wide, turns=bool(writer.tiles))
+    block = head(
+        masked, batched=not batch, wide=wide, turns=bool(writer.tiles), siblings=siblings > 1
+    )
     examples = tuple(example_of(p, buffers, size_hints) for p in parameters)
     elements = hint_of(numel([size for _, size in dimensions]), size_hints)
     return KernelText(

@@ -46,6 +46,9 @@ _BATCH = """\
 zindex = tl.full([1, 1], program // (yblocks * xblocks), {index})
 program = program % (yblocks * xblocks)
 """
+#: The line that says which of several products a program works for.
+MEMBER = "member = program // (yblocks * xblocks)"
+_MEMBERS = f"{MEMBER}\nprogram = program % (yblocks * xblocks)\n"
 _SUM = """\
 accumulator = tl.zeros([YBLOCK, XBLOCK], tl.float32)
 for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
@@ -88,7 +91,9 @@ class TiledOperand(NamedTuple):
     load: str
 
 
-def head(masked: Sequence[str], *, batched: bool, wide: bool, turns: bool) -> list[str]:
+def head(
+    masked: Sequence[str], *, batched: bool, wide: bool, turns: bool, siblings: bool = False
+) -> list[str]:
     """Return the lines that say which block a program has, or has in a turn.
 
     Args:
@@ -96,9 +101,10 @@ def head(masked: Sequence[str], *, batched: bool, wide: bool, turns: bool) -> li
         batched: whether there are several matrices.
         wide: whether indices have 64 bits.
         turns: whether a program may have one block after the other.
+        siblings: whether there are several products, each of one matrix.
     """
     index, cast = ("tl.int64", ".to(tl.int64)") if wide else ("tl.int32", "")
-    batch = _BATCH.format(index=index) if batched else ""
+    batch = _BATCH.format(index=index) if batched else _MEMBERS if siblings else ""
     if batched and turns:
         batch = f"zblock = program // (yblocks * xblocks)\n{batch}"
     lines = _HEAD.format(program=_TURN if turns else _ONE, batch=batch, wide=cast).splitlines()

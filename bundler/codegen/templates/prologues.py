@@ -3,9 +3,11 @@
 such as a cast, a scale or a gate, is computed where the product loads it, and never stored.
 
 Only where nobody else reads it, and where that reads no more memory than storing it first would: a
-product loads each operand once for each block of the other one.  Functions of many instructions are
-computed for a few blocks at most: units that multiply matrices wait for them.  `schedule` calls it
-before fusion; `product_kernel` writes what is computed.
+product loads each operand once for each block of the other one. What is computed goes through
+registers, so no block of it is copied to shared memory ahead, and matrix units wait for each. So an
+operand of many lines, such as a norm's rows, is computed where there is one block of the other one,
+or where little is computed of fewer bytes than would be stored, such as of 8-bit weights.
+`schedule` calls it before fusion; `product_kernel` writes what is computed.
 """
 
 from __future__ import annotations
@@ -30,28 +32,21 @@ _MOST_OPERATORS = 30
 _ONCE = frozenset({"rand", "randn", "randint64", "inline_asm_elementwise", "device_assert_then"})
 # Rows or columns of a large block of the other operand, for each of which an operand is loaded.
 _BLOCK = 128
-# Functions that take tens of instructions for an element, and for how many blocks they may.
-_SLOW = frozenset(
+# What takes an instruction or two for an element.
+_QUICK = frozenset(
     {
-        "cos",
-        "erf",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log1p",
-        "log2",
-        "pow",
-        "sigmoid",
-        "sin",
-        "sqrt",
-        "tan",
-        "tanh",
-        "truediv",
+        "add",
+        "bitwise_and",
+        "bitwise_left_shift",
+        "bitwise_or",
+        "bitwise_right_shift",
+        "constant",
+        "load",
+        "mul",
+        "sub",
+        "to_dtype",
     }
 )
-_FEW_BLOCKS = 4
 # Beside so few lines of an operand a product waits for memory, not for what it computes.
 _FEW_LINES = 64
 # So small a part of the other operand's bytes is not seen beside them.
@@ -176,11 +171,14 @@ class _Prologues:
         symbols = other.details[1].free_symbols - load.details[1].free_symbols
         across = self._lines(product, sympy.Add(*symbols))
         blocks = ceil_div(across, _BLOCK)
-        many = blocks > _FEW_BLOCKS and self._lines(product, load.details[1]) > _FEW_LINES
-        if many and any(_is_slow(item, product) for item in in_order(term)):
-            return False
         read = sum(self._bytes(product, *one) for one in {one[:2] for one in loads_of(term)})
         stored = self._bytes(product, *load.details[:2])
+        if blocks > 1 and self._lines(product, load.details[1]) > _FEW_LINES:
+            # There is nothing to copy ahead where one block is all that is summed up.
+            (length,) = product.reduced_sizes
+            is_light = read < stored or self._known(length) <= _BLOCK
+            if not is_light or not all(_is_quick(item, product) for item in in_order(term)):
+                return False
         beside = self._bytes(product, *other.details[:2])
         return blocks * read <= read + stored * (1 + blocks) + beside // _UNSEEN
 
@@ -208,12 +206,12 @@ class _Prologues:
         return int(known) if known.is_Integer else 1
 
 
-def _is_slow(term: Term, product: Loop) -> bool:
-    """Whether a function takes long for each element of an operand; one of a row, such as a norm's
-    scale, does not count.
+def _is_quick(term: Term, product: Loop) -> bool:
+    """Whether a term takes little time for each element of an operand; one of a row, such as a
+    norm's scale, takes none.
     """
     along = product.reduced
-    return term.operator in _SLOW and any(
+    return term.operator in _QUICK or not any(
         index.has(symbol) for _, index, _ in loads_of(term) for symbol in along
     )
 
