@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from bundler.compile.compile_job import SourceRef
 from bundler.errors import CannotLaunchStatically, ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle_union import merge
+from bundler.format.candidate_timings import Parts
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
@@ -66,8 +68,24 @@ class TunedCall(NamedTuple):
     keywords: Keywords
 
 
+class Launched(NamedTuple):
+    """How a kernel is launched, for another process that launches it without Triton.
+
+    Attributes:
+        keywords: of each launch, beside its arguments.
+        parts: of the tuning record that its config is from; None where there was one config.
+        kernels: what was launched so far.
+    """
+
+    keywords: Mapping[str, Any]
+    parts: Parts | None
+    kernels: Bundle
+
+
 # Names that Inductor has for them, in its metadata and in its ranges.
 _WORK = ("kernel_num_gb", "kernel_flop")
+# How a config was found that another process finds otherwise, or not at all.
+_WITHOUT_RECORD = frozenset({"table", "results", "plugin"})
 
 
 class AutotunedKernel:
@@ -180,6 +198,24 @@ class AutotunedKernel:
     def hooks(self) -> Hooks:
         """What is called around each launch."""
         return self.ready().hooks
+
+    def launched(self, fixed: Mapping[str, Any]) -> Launched | None:
+        """Return how it was launched so far; None where it was not, by several configs or by Triton
+        itself, where its config is from no record, and where plug-ins look at launches.
+
+        Args:
+            fixed: keywords of each launch that no config adds.
+        """
+        state, choices = self._state, tuple(self._choices.items())
+        if state is None or len(choices) != 1 or state.through_triton or self._watched:
+            return None
+        ((_, *key), choice) = choices[0]
+        if not state.adopted or choice.how in _WITHOUT_RECORD:
+            return None
+        parts = None
+        if choice.how != "only":
+            parts = state.lookup.question(state.driver, self._listed, key).parts
+        return Launched({**fixed, **choice.keywords}, parts, merge(state.adopted))
 
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
@@ -592,6 +628,7 @@ class LaunchState:
         self.lookup = ResultLookup(name, function, self.bundle, options, results=results)
         self.static = StaticKernel(name, [], self.loader, self.hooks)
         self.through_triton: set[Config] = set()
+        self.adopted: list[Bundle] = []
         self._streams = threading.local()
 
     def close(self) -> None:
@@ -609,6 +646,7 @@ class LaunchState:
             _LOG.info("%s is launched by Triton: %s", self.static.name, made.reason)
             self.through_triton.add(config)
             return
+        self.adopted.append(made.bundle)
         self.loader.add_source(made.bundle)
         self.static.add([Specialization(made.kernel)])
 
