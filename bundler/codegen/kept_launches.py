@@ -181,19 +181,20 @@ def _of_several_forms(plan: ProgramPlan) -> frozenset[str]:
 
 def _guarded(launch: Launch, otherwise: Callable[[], Launch]) -> Launch:
     """Return what launches, and where it is refused, or watched, calls what does so otherwise."""
-    profiler, slow = sys.modules["torch.autograd.profiler"], None
+    profiler: Any = sys.modules["torch.autograd.profiler"]
+    slow: list[Launch] = []
 
     def run(*arguments: Any) -> None:
-        nonlocal slow
-        if slow is None and not profiler._is_profiler_enabled:  # noqa: SLF001  # as `RECORDING`
+        if not slow and not profiler._is_profiler_enabled:  # noqa: SLF001  # as `RECORDING` has it
             try:
                 launch(*arguments)
             except _REFUSED as error:
                 _log.debug("a kept kernel is not launched", exc_info=error)
             else:
                 return
-        slow = slow or otherwise()
-        slow(*arguments)
+        if not slow:
+            slow.append(otherwise())
+        slow[0](*arguments)
 
     return run
 
