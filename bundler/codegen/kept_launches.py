@@ -43,7 +43,7 @@ from bundler.runtime.tuning.autotuned_kernel import Launched
 from bundler.runtime.tuning.result_lookup import find_record
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.compiler_settings import compiler_settings
+from bundler.toolchain.compiler_settings import are_watched, compiler_settings
 
 _log = logger("bundler.codegen")
 SCHEMA = 1
@@ -80,8 +80,8 @@ class KeptLaunches:
 
     @classmethod
     def find(cls, program: str, plan: ProgramPlan, driver: Driver) -> Self | None:
-        """Return what is kept of a program, by the digest of its key, for the current device; None
-        where nothing is, or where somebody wants to hear of compiles.
+        """Return what is kept of a program, by `program_name`, for the current device; None where
+        nothing is, or where somebody wants to hear of compiles.
         """
         path = _path(program, driver)
         data = None if path is None else _read(path)
@@ -103,7 +103,7 @@ class KeptLaunches:
                 fits, and where torch's profiler records, which is told more there.
         """
         kept = self._kept.get(name)
-        if kept is None or not _is_current(name, kept):
+        if kept is None or are_watched() or not _is_current(name, kept):
             return otherwise()
         entry = self._entries[name]
         grid = open_grid(entry.grid, combined_parts(entry.parameters))(kept.keywords, sizes)
@@ -114,6 +114,14 @@ class KeptLaunches:
         return name in self._kept
 
 
+def program_name(key: str, sources: Mapping[str, str]) -> str:
+    """Return what launches of a program are kept by: the digest of its graph's key, which covers our
+    helper functions and heuristics, and the text of its kernels, of which a measurement, or another
+    machine, may have brought others.
+    """
+    return hashlib.sha256(json.dumps([key, sorted(sources.items())]).encode()).hexdigest()
+
+
 def keep_launches(
     program: str, plan: ProgramPlan, driver: Driver, launched: Mapping[str, Launched]
 ) -> None:
@@ -121,16 +129,17 @@ def keep_launches(
     told at level debug.
 
     Args:
-        program: the digest of its key.
+        program: its `program_name`.
         plan: of it.
         driver: of the device.
         launched: kernel -> how.
     """
-    path = _path(program, driver)
+    path, settings = _path(program, driver), compiler_settings()
     apart = _of_several_forms(plan)
     kept, bundles = {}, []
     for name, one in launched.items():
-        found = None if name in apart else _kept(name, one)
+        is_current = one.settings == {settings} and name not in apart
+        found = _kept(name, one) if is_current else None
         if found is not None:
             kept[name] = found
             bundles.append(one.kernels)

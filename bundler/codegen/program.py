@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, refuse_called, untraceable
-from bundler.codegen.kept_launches import KeptLaunches, keep_launches
+from bundler.codegen.kept_launches import KeptLaunches, keep_launches, program_name
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
@@ -271,7 +271,8 @@ class Program:
         if self.kept_as is None or not (self.kernels and self._keeps_launches):
             return None
         with TorchMemory(self.device).current_device():
-            return KeptLaunches.find(self.kept_as, self.plan, current_driver())
+            name = program_name(self.kept_as, self.sources)
+            return KeptLaunches.find(name, self.plan, current_driver())
 
     def keep_launches(self) -> None:
         """Keep what was launched so far for the next process, unless an earlier one did."""
@@ -280,7 +281,8 @@ class Program:
         with TorchMemory(self.device).current_device():
             found = {name: kernel.launched() for name, kernel in self.modules.items()}
             launched = {name: one for name, one in found.items() if one is not None}
-            keep_launches(self.kept_as, self.plan, current_driver(), launched)
+            name = program_name(self.kept_as, self.sources)
+            keep_launches(name, self.plan, current_driver(), launched)
 
     @cached_property
     def _runner(self) -> ProgramRunner:

@@ -38,13 +38,9 @@ _LOADING = ("kernel_load_start_hook", "kernel_load_end_hook")
 
 
 def compiler_settings() -> str | None:
-    """Return the settings; None where somebody wants to hear of compiles (a recording, a session, a
-    hook), where Triton is told to compile each time, or interprets.  Imports Triton.
-    """
+    """Return the settings; None where compiles `are_watched`.  Imports Triton."""
     knobs = importlib.import_module("triton.knobs")
-    if any(getattr(getattr(knobs, group), name, None) for group, name in _WATCHED):
-        return None
-    if any(getattr(getattr(knobs.runtime, name, None), "calls", ()) for name in _LOADING):
+    if are_watched():
         return None
     lines = [_file(os.path.join(triton_dir() or "", _LIBRARY))]
     for name, group in sorted(vars(knobs).items()):
@@ -52,6 +48,16 @@ def compiler_settings() -> str | None:
             lines += [f"{name}.{line}" for line in _group(group)]
     variables = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
     return "\n".join([*lines, *(f"{key}={value}" for key, value in sorted(variables.items()))])
+
+
+def are_watched() -> bool:
+    """Whether somebody wants to hear of compiles (a recording, a session, a hook), or Triton is told
+    to compile each time, or interprets; for a process that has imported Triton.
+    """
+    knobs = sys.modules["triton.knobs"]
+    if any(getattr(getattr(knobs, group), name, None) for group, name in _WATCHED):
+        return True
+    return any(getattr(getattr(knobs.runtime, name, None), "calls", ()) for name in _LOADING)
 
 
 def _group(group: Any) -> Iterator[str]:

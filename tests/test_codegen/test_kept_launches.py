@@ -17,6 +17,7 @@ triton = pytest.importorskip("triton")
 
 import bundler  # noqa: E402
 from bundler.codegen import kept_launches, triton_hash  # noqa: E402
+from bundler.compile.source_modules import PREFIX  # noqa: E402
 from bundler.lifecycle.tuning_directory import TuningFolder, tuning_counters  # noqa: E402
 from bundler.runtime import DryDriver  # noqa: E402
 from bundler.runtime.launch.drivers.driver import DeviceProperties  # noqa: E402
@@ -67,12 +68,15 @@ class Machine:
 
     def start(self, number=1.5):
         """Return which kernels Triton was asked for, and what was launched."""
-        self.asked.clear()
-        program = self.cases.run(number)
-        # As in another process: what this one has of a kernel is made of its text alone.
-        for kernel in program.modules.values():
-            kernel._made.clear()
+        self.run(number)
         return sorted({*self.asked}), self.cases.launched(self.driver)
+
+    def run(self, number=1.5):
+        """Return the program, which ran."""
+        self.asked.clear()
+        for name in [one for one in sys.modules if one.startswith(PREFIX)]:
+            del sys.modules[name]
+        return self.cases.run(number)
 
     @property
     def file(self):
@@ -159,7 +163,7 @@ def test_a_recording_a_hook_and_a_profile_hear_of_all_kernels(machine, monkeypat
 def test_a_call_that_no_kept_kernel_fits_is_launched_by_triton(machine):
     """As one whose arguments are not those of an earlier call."""
     machine.start()
-    program = machine.cases.run()
+    program = machine.run()
     kept, (name, *_) = program.kept_launches, program.kernels
     slow, sizes = [], {"xnumel": 96}
     launch = kept.bound(name, sizes, lambda: lambda *given: slow.append(given))
@@ -228,3 +232,39 @@ def test_where_triton_is_to_be_asked_nothing_is_looked_for(machine, monkeypatch,
     """Somebody wants to hear of each compile, or to have a say in it."""
     monkeypatch.setitem(vars(getattr(triton.knobs, group)), name, object)
     assert kept_launches._path("one", machine.driver) is None
+
+
+def test_what_was_compiled_by_other_settings_is_not_kept(machine, monkeypatch):
+    """A kernel of this process stays what it was when the settings change, and another process
+    would find it under those of now.
+    """
+    program = machine.run()
+    file = machine.file
+    file.unlink()
+    monkeypatch.setenv("PTXAS_OPTIONS", "-O1")
+    program.keep_launches()
+    assert [*file.parent.iterdir()] == []
+    monkeypatch.delenv("PTXAS_OPTIONS")
+    program.keep_launches()
+    assert machine.file == file
+
+
+def test_a_recording_that_begins_later_hears_of_all_kernels(machine):
+    """A backward pass is found while the forward one is compiled, and launched much later."""
+    asked, _ = machine.start()
+    program = machine.run()
+    kept, slow = program.kept_launches, []
+    with bundler.recording():
+        for name in program.kernels:
+            kept.bound(name, {"xnumel": 96}, lambda name=name: slow.append(name))
+    assert sorted(slow) == asked
+
+
+def test_the_texts_of_a_program_name_its_launches():
+    """A measurement may decide for other kernels of the same graph."""
+    names = {
+        kept_launches.program_name(key, sources)
+        for key in ("a", "b")
+        for sources in ({"one": "text"}, {"one": "texts"}, {"two": "text"}, {})
+    }
+    assert len(names) == 8

@@ -51,6 +51,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_plugins import Plugins, TunedLaunch
 from bundler.toolchain import profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.compiler_settings import compiler_settings
 from bundler.trust.admission import admit
 from bundler.user_warnings import warn
 
@@ -74,11 +75,14 @@ class Launched(NamedTuple):
     Attributes:
         keywords: of each launch, beside its arguments.
         parts: of the tuning record that its config is from; None where there was one config.
+        settings: `compiler_settings` by which its kernels were compiled or found; none or several
+            where these changed meanwhile, or somebody wanted to hear of it.
         kernels: what was launched so far.
     """
 
     keywords: Mapping[str, Any]
     parts: Parts | None
+    settings: frozenset[str | None]
     kernels: Bundle
 
 
@@ -215,7 +219,9 @@ class AutotunedKernel:
         parts = None
         if choice.how != "only":
             parts = state.lookup.question(state.driver, self._listed, key).parts
-        return Launched({**fixed, **choice.keywords}, parts, merge(state.adopted))
+        settings = frozenset(one for one, _ in state.adopted)
+        bundles = merge(bundle for _, bundle in state.adopted)
+        return Launched({**fixed, **choice.keywords}, parts, settings, bundles)
 
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
@@ -628,7 +634,8 @@ class LaunchState:
         self.lookup = ResultLookup(name, function, self.bundle, options, results=results)
         self.static = StaticKernel(name, [], self.loader, self.hooks)
         self.through_triton: set[Config] = set()
-        self.adopted: list[Bundle] = []
+        # What was compiled, or found, here, each with the settings by which it was.
+        self.adopted: list[tuple[str | None, Bundle]] = []
         self._streams = threading.local()
 
     def close(self) -> None:
@@ -646,7 +653,7 @@ class LaunchState:
             _LOG.info("%s is launched by Triton: %s", self.static.name, made.reason)
             self.through_triton.add(config)
             return
-        self.adopted.append(made.bundle)
+        self.adopted.append((compiler_settings(), made.bundle))
         self.loader.add_source(made.bundle)
         self.static.add([Specialization(made.kernel)])
 
