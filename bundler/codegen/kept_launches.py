@@ -54,7 +54,7 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})
 Launch = Callable[..., None]
 
 
-class _Kept(NamedTuple):
+class _KeptKernel(NamedTuple):
     """How a kernel is launched: its keywords, and parts and config of its tuning record; None where
     it has none.
     """
@@ -74,7 +74,7 @@ class KeptLaunches:
     """
 
     def __init__(
-        self, kept: Mapping[str, _Kept], kernels: Kernels, entries: Mapping[str, KernelEntry]
+        self, kept: Mapping[str, _KeptKernel], kernels: Kernels, entries: Mapping[str, KernelEntry]
     ) -> None:
         self._kept, self._kernels, self._entries = kept, kernels, entries
 
@@ -89,7 +89,7 @@ class KeptLaunches:
         if not text or hashlib.sha256(text).hexdigest().encode() != digest:
             return None
         told, _, packed = text.partition(b"\n")
-        kept = {name: _Kept(*one) for name, one in json.loads(told).items()}
+        kept = {name: _KeptKernel(*one) for name, one in json.loads(told).items()}
         kernels = Kernels(Bundle.from_bytes(packed), driver, {}, owned=None, debug=False)
         return cls(kept, kernels, plan.kernels)
 
@@ -154,18 +154,18 @@ def keep_launches(
         _log.debug("not kept: what a program launches", exc_info=error)
 
 
-def _kept(name: str, one: Launched) -> _Kept | None:
+def _kept(name: str, one: Launched) -> _KeptKernel | None:
     if not all(type(value) in _PLAIN for value in one.keywords.values()):
         return None
     if one.parts is None:
-        return _Kept(one.keywords, None, None)
+        return _KeptKernel(one.keywords, None, None)
     found = find_record(name, one.parts, None, TunerOptions())
     if isinstance(found, Miss):
         return None
-    return _Kept(one.keywords, one.parts, repr(found.record.config))
+    return _KeptKernel(one.keywords, one.parts, repr(found.record.config))
 
 
-def _is_current(name: str, kept: _Kept) -> bool:
+def _is_current(name: str, kept: _KeptKernel) -> bool:
     """Whether the record that a config is from still names it; then it is told of, and counted."""
     if kept.parts is None:
         return True
