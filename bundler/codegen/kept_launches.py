@@ -90,7 +90,11 @@ class KeptLaunches:
             return None
         told, _, packed = text.partition(b"\n")
         kept = {name: _KeptKernel(*one) for name, one in json.loads(told).items()}
-        kernels = Kernels(Bundle.from_bytes(packed), driver, {}, owned=None, debug=False)
+        try:
+            kernels = Kernels(Bundle.from_bytes(packed), driver, {}, owned=None, debug=False)
+        except BundlerError as error:
+            _log.debug("kept launches cannot be used: %s", path, exc_info=error)
+            return None
         return cls(kept, kernels, plan.kernels)
 
     def bound(self, name: str, sizes: Mapping[str, int], otherwise: Callable[[], Launch]) -> Launch:
@@ -123,7 +127,7 @@ def program_name(key: str, sources: Mapping[str, str]) -> str:
 
 
 def keep_launches(
-    program: str, plan: ProgramPlan, driver: Driver, launched: Mapping[str, Launched]
+    program: str, plan: ProgramPlan, driver: Driver, modules: Mapping[str, Any]
 ) -> None:
     """Keep what a program launched on the current device, for the next process; trouble with it is
     told at level debug.
@@ -132,24 +136,24 @@ def keep_launches(
         program: its `program_name`.
         plan: of it.
         driver: of the device.
-        launched: kernel -> how.
+        modules: its kernels.
     """
     path, settings = _path(program, driver), compiler_settings()
+    if path is None:
+        return
     apart = _of_several_forms(plan)
     kept, bundles = {}, []
-    for name, one in launched.items():
-        is_current = one.settings == {settings} and name not in apart
-        found = _kept(name, one) if is_current else None
-        if found is not None:
-            kept[name] = found
-            bundles.append(one.kernels)
-    if path is None or not kept:
-        return
-    text = json.dumps(kept).encode() + b"\n" + merge(bundles).to_bytes(level=_LEVEL)
     try:
-        with errors_of("the directory of kept launches"):
-            write_whole(path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-            make_room(os.path.dirname(path))
+        for name in modules:
+            launched = None if name in apart else modules[name].launched()
+            if launched is not None and launched.settings == {settings}:
+                found = _kept(name, launched)
+                if found is not None:
+                    kept[name] = found
+                    bundles.append(launched.kernels)
+        if kept:
+            text = json.dumps(kept).encode() + b"\n" + merge(bundles).to_bytes(level=_LEVEL)
+            _put(path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     except BundlerError as error:
         _log.debug("not kept: what a program launches", exc_info=error)
 
@@ -222,6 +226,12 @@ def _path(program: str, driver: Driver) -> str | None:
     facts = (driver.backend, driver.properties(device), toolchain.device_name(device))
     text = "\n".join([f"{SCHEMA} {program} {facts}", compiler, settings])
     return os.path.join(user_directory("launches"), hashlib.sha256(text.encode()).hexdigest())
+
+
+def _put(path: str, data: bytes) -> None:
+    with errors_of("the directory of kept launches"):
+        write_whole(path, data)
+        make_room(os.path.dirname(path))
 
 
 def _read(path: str) -> bytes | None:

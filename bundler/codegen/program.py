@@ -279,10 +279,8 @@ class Program:
         if self.kept_as is None or self.kept_launches is not None or not self._keeps_launches:
             return
         with TorchMemory(self.device).current_device():
-            found = {name: kernel.launched() for name, kernel in self.modules.items()}
-            launched = {name: one for name, one in found.items() if one is not None}
             name = program_name(self.kept_as, self.sources)
-            keep_launches(name, self.plan, current_driver(), launched)
+            keep_launches(name, self.plan, current_driver(), self.modules)
 
     @cached_property
     def _runner(self) -> ProgramRunner:
