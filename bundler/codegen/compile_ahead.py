@@ -31,21 +31,21 @@ def start(program: Program, workers: int | None) -> Started:
     """Return futures of the kernels that are not in Triton's cache yet.
 
     Args:
-        program: whose kernels run on the current device.
+        program: whose kernels run on the current device; those of an earlier process are there.
         workers: processes that compile; None for one a core, 1 for none.
     """
     count = worker_count(workers)
-    if count == 1 or not program.kernels or program.is_interpreted:
+    kept = program.kept_launches or ()
+    # Rows that are longer than the example's may never come.
+    later = {name for entry in program.plan.kernels.values() for name in entry.beyond}
+    names = [name for name in program.kernels if name not in kept and name not in later]
+    if count == 1 or not names or program.is_interpreted:
         return ()
     service = _service(count)
     jobs = []
-    # Rows that are longer than the example's may never come.
-    later = {name for entry in program.plan.kernels.values() for name in entry.beyond}
-    for name, kernel in program.modules.items():
-        if name in later:
-            continue
+    for name in names:
         try:
-            jobs += kernel.jobs(program.sources[name])
+            jobs += program.modules[name].jobs(program.sources[name])
         # Triton raises whatever it likes; the launch will raise it again, and is judged then.
         except Exception as error:  # noqa: BLE001
             _log.debug("%s: not compiled ahead", name, exc_info=error)

@@ -217,7 +217,7 @@ class ProgramFile:
     def _put(self, path: str, data: bytes) -> None:
         with errors_of("the directory of kept programs"):
             write_whole(path, data)
-            _make_room(os.path.dirname(path))
+            make_room(os.path.dirname(path))
 
     def write(self, program: KeptProgram, asked: Sequence[Any]) -> bool:
         """Keep a program, unless it cannot be found again as it is; returns whether it is kept.
@@ -255,18 +255,19 @@ def _known_by(path: str) -> str:
     return f"program {os.path.basename(path).removesuffix(_SUFFIX)}"
 
 
-def _make_room(folder: str) -> None:
-    """Remove the files that nobody read for longest, and what killed writers left."""
+def make_room(folder: str) -> None:
+    """Remove the files of a directory that nobody read for longest, where all together are larger
+    than `MOST_BYTES`, and what killed writers left.
+    """
     found, now = [], time.time()
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 about = entry.stat(follow_symlinks=False)
-                stale = now - about.st_mtime > _STALE_S
-                if file_steps.is_temporary_name(entry.name) and stale:
-                    os.unlink(entry.path)
-                elif entry.name.endswith(_SUFFIX):
+                if not file_steps.is_temporary_name(entry.name):
                     found.append((about.st_mtime, about.st_size, entry.path))
+                elif now - about.st_mtime > _STALE_S:
+                    os.unlink(entry.path)
     total = sum(size for _, size, _ in found)
     if total <= MOST_BYTES:
         return

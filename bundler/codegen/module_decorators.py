@@ -32,8 +32,9 @@ from bundler.runtime.heuristics.facts import (
 from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, combined_parts, open_grid
 from bundler.runtime.heuristics.product_rules import Operands
 from bundler.runtime.heuristics.reduction_rules import cooperative_reduction_configs
-from bundler.runtime.launch.drivers.driver import COOPERATIVE, all_at_once
+from bundler.runtime.launch.drivers.driver import COOPERATIVE, Driver, all_at_once
 from bundler.runtime.launch.drivers.driver_opening import open_first_driver
+from bundler.runtime.tuning.autotuned_kernel import Launched
 from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.multi_kernel import (
@@ -375,6 +376,13 @@ class ModuleKernel:
         self._several[_driver().device(), *kernels] = found
         return found
 
+    def launched(self) -> Launched | None:
+        """Return how it was launched on the current device so far; None where it was not, or by
+        Triton's interpreter, and as `AutotunedKernel.launched`.
+        """
+        made = None if self.is_interpreted else self._made.get(_driver().device())
+        return None if made is None else made.launched()
+
     def here(self) -> HeuristicKernel:
         """Return the kernel for the current device, or for the interpreter."""
         number = None if self.is_interpreted else _driver().device()
@@ -414,6 +422,12 @@ def _interpret(kernel: HeuristicKernel, *args: Any) -> None:
 @functools.lru_cache(maxsize=1)
 def _driver() -> Any:
     return open_first_driver(("cuda", "hip"))
+
+
+def current_driver() -> Driver:
+    """Return what this process launches by."""
+    driver: Driver = _driver()
+    return driver
 
 
 def current_target() -> Target:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import ascii_letters, digits
@@ -21,10 +21,12 @@ from typing import Any, Literal
 
 from bundler.codegen.emit import Buildable, emit_bundle
 from bundler.codegen.graph_errors import check_call, refusals, refuse_called, untraceable
+from bundler.codegen.kept_launches import KeptLaunches, keep_launches, program_name
 from bundler.codegen.kept_programs import KeptProgram, ProgramFile
 from bundler.codegen.kernels.module_text import KernelModules, ProgramKernel
 from bundler.codegen.loops.loop_nodes import Reference
 from bundler.codegen.measured_fusion import FusionMeasurements
+from bundler.codegen.module_decorators import current_driver
 from bundler.codegen.program_policy import (
     ALL,
     BY_RULE,
@@ -242,18 +244,43 @@ class Program:
 
     @cached_property
     def modules(self) -> Mapping[str, Any]:
-        """The kernels, imported: name -> `ModuleKernel`; importing runs the generated text."""
-        return {
-            name: getattr(source_module(kernel.source, self.options.sources).load(), name)
-            for name, kernel in self.kernels.items()
-        }
+        """The kernels: name -> `ModuleKernel`; one is imported when it is first asked for, which
+        runs the generated text.
+        """
+        return _Modules(self.kernels, self.options.sources)
 
     @property
     def is_interpreted(self) -> bool:
         """Whether the kernels run in Triton's interpreter, on the CPU; importing them runs the
         generated text.
         """
+        if self.kept_launches is not None:
+            return False
         return all(kernel.is_interpreted for kernel in self.modules.values())
+
+    @property
+    def _keeps_launches(self) -> bool:
+        looked_at = self.options.nan_checks or self.verifier is not None
+        return self.kept_as is not None and self.device != "cpu" and not looked_at
+
+    @cached_property
+    def kept_launches(self) -> KeptLaunches | None:
+        """What an earlier process launched on the program's device, ready to be launched; None
+        where nothing is kept, or Triton has to be asked.
+        """
+        if self.kept_as is None or not (self.kernels and self._keeps_launches):
+            return None
+        with TorchMemory(self.device).current_device():
+            name = program_name(self.kept_as, self.sources)
+            return KeptLaunches.find(name, self.plan, current_driver())
+
+    def keep_launches(self) -> None:
+        """Keep what was launched so far for the next process, unless an earlier one did."""
+        if self.kept_as is None or self.kept_launches is not None or not self._keeps_launches:
+            return
+        with TorchMemory(self.device).current_device():
+            name = program_name(self.kept_as, self.sources)
+            keep_launches(name, self.plan, current_driver(), self.modules)
 
     @cached_property
     def _runner(self) -> ProgramRunner:
@@ -263,11 +290,15 @@ class Program:
             for name, tensor in self.constants.items()
         }
         checks = self.options.nan_checks
-        launch = _CheckingLauncher if checks else _JitLauncher
+        launch: Any = (_CheckingLauncher if checks else _JitLauncher)(
+            self.modules, self.plan.kernels
+        )
+        if self.kept_launches is not None:
+            launch = _KeptLauncher(self.kept_launches, launch)
         runner = GraphRunner if self.options.graphs and not checks else ProgramRunner
         return runner(
             self.plan,
-            launch(self.modules, self.plan.kernels),
+            launch,
             memory,
             constants,
             memory.seeds,
@@ -305,6 +336,27 @@ def build_programs(
     return with_tunings(emit_bundle(built, targets, workers, candidates), decisions)
 
 
+class _Modules(Mapping[str, Any]):
+    """Kernels by name, each imported when it is first asked for."""
+
+    def __init__(self, kernels: Mapping[str, ProgramKernel], directory: str | None) -> None:
+        self._kernels, self._directory = kernels, directory
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._loaded.get(name)
+        if found is None:
+            module = source_module(self._kernels[name].source, self._directory).load()
+            found = self._loaded[name] = getattr(module, name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+
 class _JitLauncher:
     """Launches the kernels of modules by Triton's JIT, or its interpreter."""
 
@@ -336,6 +388,17 @@ class _JitLauncher:
         launched = {one: self._modules[one] for one in step.kernels}
         found: Callable[..., None] = kernel.fastest(forms, launched)
         return found
+
+
+class _KeptLauncher:
+    """Launches what an earlier process launched, and the rest by Triton's JIT."""
+
+    def __init__(self, kept: KeptLaunches, jit: _JitLauncher) -> None:
+        self._kept, self._jit, self.choose = kept, jit, jit.choose
+
+    def bound(self, name: str, sizes: Mapping[str, int]) -> Callable[..., None]:
+        """Return what launches a kernel."""
+        return self._kept.bound(name, sizes, partial(self._jit.bound, name, sizes))
 
 
 class _CheckingLauncher(_JitLauncher):

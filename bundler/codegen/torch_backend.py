@@ -202,7 +202,9 @@ def _runs(program: Program, *, workers: int | None) -> Runs | None:
 
     def first(inputs: list[Any]) -> list[Any]:
         compile_ahead.wait(started)
-        return later(inputs)
+        results = later(inputs)
+        program.keep_launches()
+        return results
 
     return first, later
 
@@ -410,6 +412,7 @@ class _TriedProgram:
         self._run = self._program.consume
         if self._ran is not None:
             self._ran(self._program)
+        self._program.keep_launches()
         return results
 
     def _give_up(self, error: Exception) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import sys
 import time
 from typing import Any
 
@@ -57,6 +58,12 @@ def remember() -> None:
         if again == facts and newest < time.time() - _SETTLED_S:
             _keep(path, facts, found)
     cache.triton_key = lambda: found
+
+
+def of_files() -> str | None:
+    """Return Triton's hash of its own files; None where this Triton has none."""
+    key = getattr(sys.modules.get("triton.runtime.cache"), "triton_key", None)
+    return None if key is None else str(key())
 
 
 def _facts(directory: str) -> tuple[str, float]:

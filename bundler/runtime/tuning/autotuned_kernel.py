@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from bundler.compile.compile_job import SourceRef
 from bundler.errors import CannotLaunchStatically, ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle_union import merge
+from bundler.format.candidate_timings import Parts
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
@@ -49,6 +51,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_plugins import Plugins, TunedLaunch
 from bundler.toolchain import profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.compiler_settings import compiler_settings
 from bundler.trust.admission import admit
 from bundler.user_warnings import warn
 
@@ -66,8 +69,27 @@ class TunedCall(NamedTuple):
     keywords: Keywords
 
 
+class Launched(NamedTuple):
+    """How a kernel is launched, for another process that launches it without Triton.
+
+    Attributes:
+        keywords: of each launch, beside its arguments.
+        parts: of the tuning record that its config is from; None where there was one config.
+        settings: `compiler_settings` by which its kernels were compiled or found; none or several
+            where these changed meanwhile, or somebody wanted to hear of it.
+        kernels: what was launched so far.
+    """
+
+    keywords: Mapping[str, Any]
+    parts: Parts | None
+    settings: frozenset[str | None]
+    kernels: Bundle
+
+
 # Names that Inductor has for them, in its metadata and in its ranges.
 _WORK = ("kernel_num_gb", "kernel_flop")
+# How a config was found that another process finds otherwise, or not at all.
+_WITHOUT_RECORD = frozenset({"table", "results", "plugin"})
 
 
 class AutotunedKernel:
@@ -180,6 +202,26 @@ class AutotunedKernel:
     def hooks(self) -> Hooks:
         """What is called around each launch."""
         return self.ready().hooks
+
+    def launched(self, fixed: Mapping[str, Any]) -> Launched | None:
+        """Return how it was launched so far; None where it was not, by several configs or by Triton
+        itself, where its config is from no record, and where plug-ins look at launches.
+
+        Args:
+            fixed: keywords of each launch that no config adds.
+        """
+        state, choices = self._state, tuple(self._choices.items())
+        if state is None or len(choices) != 1 or state.through_triton or self._watched:
+            return None
+        ((_, *key), choice) = choices[0]
+        if not state.adopted or choice.how in _WITHOUT_RECORD:
+            return None
+        parts = None
+        if choice.how != "only":
+            parts = state.lookup.question(state.driver, self._listed, key).parts
+        settings = frozenset(one for one, _ in state.adopted)
+        bundles = merge(bundle for _, bundle in state.adopted)
+        return Launched({**fixed, **choice.keywords}, parts, settings, bundles)
 
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
@@ -592,6 +634,8 @@ class LaunchState:
         self.lookup = ResultLookup(name, function, self.bundle, options, results=results)
         self.static = StaticKernel(name, [], self.loader, self.hooks)
         self.through_triton: set[Config] = set()
+        # What was compiled, or found, here, each with the settings by which it was.
+        self.adopted: list[tuple[str | None, Bundle]] = []
         self._streams = threading.local()
 
     def close(self) -> None:
@@ -609,6 +653,7 @@ class LaunchState:
             _LOG.info("%s is launched by Triton: %s", self.static.name, made.reason)
             self.through_triton.add(config)
             return
+        self.adopted.append((compiler_settings(), made.bundle))
         self.loader.add_source(made.bundle)
         self.static.add([Specialization(made.kernel)])
 

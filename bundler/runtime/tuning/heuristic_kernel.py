@@ -30,7 +30,7 @@ from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
 from bundler.runtime.heuristics.grid_expressions import GridExpressions, expressions_of
 from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
 from bundler.runtime.launch.compiled_dispatch import compiled_dispatcher
-from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
+from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel, Launched
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.candidate_compiler import asked_for, importable
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, effective_on, keywords_on
@@ -324,6 +324,14 @@ class HeuristicKernel:
             name: bound.pop(name) for name in self.extra_arguments
         }  # the kernel has no such parameters
         return _CallGrid(self.grid, self._grid, extra)
+
+    def launched(self) -> Launched | None:
+        """Return how it was launched so far; None where another process cannot launch it so by the
+        arguments alone, and as `AutotunedKernel.launched`.
+        """
+        if self.extra_arguments or not self._in_order:
+            return None
+        return self.tuned.launched(self._fixed)
 
     def export(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Exported:
         """Write the kernel that a call with these arguments launches: binary, stages, grid and
