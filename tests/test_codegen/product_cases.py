@@ -290,7 +290,7 @@ def split_sums():
         (torch.float32, torch.mm, ()),
         (torch.bfloat16, lambda a, b, c: F.gelu(a @ b + c), ((40,),)),
         (torch.float16, lambda a, b, c: torch.addmm(c, a, b), ((40,),)),
-        (torch.bfloat16, lambda a, b: (a * 2) @ b, ()),
+        (torch.bfloat16, lambda a, b: (a.float() * 2) @ b.float(), ()),
     ):
         inputs = [drawn(*sizes, dtype=dtype) for sizes in ((3, 2048), (2048, 40), *more)]
         program = checked(function, inputs, left, right, 8.0, slope=2.0)

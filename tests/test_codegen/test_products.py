@@ -135,7 +135,7 @@ def test_the_error_function_behind_a_product_is_a_short_one(function, dtype, use
 @pytest.mark.parametrize(
     ("rows", "columns", "kernels", "why"),
     [
-        (4, 1024, 1, "few rows hide what is read more often"),
+        (4, 1024, 2, "each block of columns would wait for both"),
         (1, 1024, 2, "each program would compute all of a single row"),
         (256, 128, 1, "a block of columns reads no more than was stored"),
         (256, 4096, 2, "each of many blocks would read both"),
@@ -270,6 +270,11 @@ def test_what_changes_in_between_is_read_before():
     assert kept == [stored, changed, product]
 
 
+def halves(a, b):
+    """Multiply the sum of two halves of rows of 256."""
+    return (a[:, :128] + a[:, 128:]) @ b[:128]
+
+
 def normed(a, b):
     """Multiply a norm of rows."""
     return torch.nn.functional.rms_norm(a, a.shape[-1:]) @ b
@@ -280,10 +285,11 @@ def normed(a, b):
     [
         (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 128), HALF, True, "once"),
         (lambda a, b: torch.nn.functional.gelu(a) @ b, (128, 256, 256), HALF, False, "twice"),
-        (lambda a, b: torch.nn.functional.gelu(a) @ b, (64, 256, 640), HALF, True, "few rows"),
-        (normed, (197, 768, 128), HALF, True, "once"),
+        (normed, (197, 512, 128), HALF, True, "once, in a few steps"),
+        (normed, (197, 768, 128), HALF, False, "once, in many steps"),
+        (normed, (4096, 768, 128), HALF, True, "storing so many rows takes longer"),
         (normed, (197, 768, 2304), HALF, False, "for each block of columns"),
-        (normed, (64, 768, 2304), HALF, True, "few rows wait for the other operand's bytes"),
+        (normed, (16, 768, 2304), HALF, False, "however few rows"),
         (lambda a, b: a.relu() @ b, (197, 768, 2304), HALF, False, "however little it is"),
         (lambda a, b: a.to(HALF) @ b.to(HALF), (512, 512, 512), torch.int8, True, "fewer bytes"),
         (
@@ -300,12 +306,21 @@ def normed(a, b):
             False,
             "of fewer bytes, but a slow function",
         ),
+        (
+            lambda a, b: (a.to(HALF) / 3) @ b.to(HALF),
+            (64, 2048, 64),
+            torch.int8,
+            True,
+            "of fewer bytes, once",
+        ),
         (lambda a, b: (a * 0.5) @ b, (512, 128, 512), HALF, True, "summed up in one block"),
         (lambda a, b: a.exp() @ b, (512, 128, 512), HALF, False, "in one block, but slow"),
+        (halves, (512, 256, 256), HALF, True, "two reads for each of two blocks"),
+        (halves, (512, 256, 1024), HALF, False, "two reads for each of eight"),
         (lambda a, b: (a * 0.5) @ b, (512, 256, 512), HALF, False, "in two blocks"),
     ],
 )
-def test_what_is_computed_of_many_lines_is_stored_first(function, sizes, dtype, computed, why):
+def test_what_makes_a_product_wait_is_stored_first(function, sizes, dtype, computed, why):
     """Blocks that are loaded as they lie are copied ahead; those that are computed are waited
     for.
     """
