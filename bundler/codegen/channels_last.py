@@ -25,6 +25,8 @@ aten = torch.ops.aten
 CALLERS_RESULTS = "callers_results"
 #: Key of an input's `meta`: its strides, where they are others than torch traced.
 STORED_STRIDES = "stored_strides"
+#: Key of an input's `meta`: nobody has the input any more when the graph read it.
+FREED = "freed"
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 # Gains and losses of time in inference by the kind of convolution, and how many nodes a graph may
 # have for each one: all Inductor's.

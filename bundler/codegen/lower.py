@@ -32,6 +32,7 @@ from torch.utils._sympy import functions
 from bundler.codegen.biases import added_behind
 from bundler.codegen.channels_last import (
     CALLERS_RESULTS,
+    FREED,
     STORED_STRIDES,
     has_images,
     has_one_channel,
@@ -70,6 +71,7 @@ from bundler.codegen.pixel_products import as_images, is_of_pixels, pixel_produc
 from bundler.codegen.source_nodes import SourceNodes
 from bundler.codegen.trace import EXPORTED, MODULE_NAMES, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
+from bundler.runtime.program.device_tensors import item_bytes
 from bundler.runtime.program.program_plan import HOST
 
 _SHAPES = frozenset(
@@ -90,6 +92,7 @@ _NUMBERS = frozenset(
 )
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _IMAGE_DIMENSIONS = 4
+_CONVERSIONS = frozenset({"aten._to_copy.default", "prims.convert_element_type.default"})
 _ASSEMBLY = "inline_asm_elementwise"
 _SCAN = "associative_scan"
 # torch's operator around one with side effects, which takes and returns a token for their order.
@@ -149,6 +152,7 @@ class LoweredGraph:
         conditions: returns those under which the graph is the function's.
         callers_results: of a forward graph, how many results the caller sees; those behind them are
             for backward, which is told their strides. None where the caller sees all.
+        freed: inputs that nobody has when the program read them: what was saved for backward.
         fallbacks: operators that are called as they are.
         device: where the tensors lie, as torch names it.
         changed: buffers of inputs, and of constants, that the program changes.
@@ -174,6 +178,7 @@ class LoweredGraph:
     conditions: Callable[[], list[str]] = list
     asked: list[NarrowGuard] = field(default_factory=list)
     callers_results: int | None = None
+    freed: frozenset[str] = frozenset()
     sources: SourceNodes = field(default_factory=SourceNodes)
 
 
@@ -306,6 +311,8 @@ class _Reader:
                 own = tuple(map(sympy.sympify, own))
                 layout = replace(layout, strides=own)
             aligned = _is_aligned(value) and not layout.device
+            if FREED in node.meta:
+                self._graph.freed |= {name}
             tensor = self._graph.builder.stored(name, layout, "input", aligned=aligned)
             tensor.own_strides = own
             return self._bound(tensor, value, None)
@@ -421,11 +428,15 @@ class _Reader:
         results, before = tuple(self._result(item) for item in values), builder.made
         if self._is_laid_out(node):
             results = tuple(_in_channels_last(layout) for layout in results)
+        returned = any(user.op == "output" for user in node.users)
         if node in self._sums:  # its product was added to what is before
             base = self._values[self._sums[node].shown]
             found: tuple[LazyTensor | None, ...] = (base,)
         else:
             call = self._with_sum(node, self._operator_call(node, results, single=single))
+            narrow = None if returned else _narrower(call)
+            if narrow is not None:
+                builder.mark_reuse(narrow, len(node.users))
             apart = node in self._added_behind
             found = self._host.computed(call) or self._generated(call, apart=apart)
             base = self._viewed(node)
@@ -438,7 +449,6 @@ class _Reader:
             known = self._rounded(lowered) if node in self._kept else lowered
             tensor = self._bound(known, given, base)
             tensor.made, tensor.own_strides = made, self._own_strides(node, tensor, given)
-            returned = any(user.op == "output" for user in node.users)
             builder.mark_reuse(tensor, len(node.users), returned=returned)
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
@@ -998,6 +1008,16 @@ _TORCH_KINDS: Mapping[str, type] = {
     "memory_format": torch.memory_format,
     "layout": torch.layout,
 }
+
+
+def _narrower(call: OperatorCall) -> LazyTensor | None:
+    """Return what an operator converts to a wider dtype, which is kept in the place of its result:
+    it takes less memory.
+    """
+    source = call.positional[0] if call.name in _CONVERSIONS else None
+    if not isinstance(source, LazyTensor) or source.host is not None or source.root is not source:
+        return None
+    return source if item_bytes(source.dtype) < item_bytes(call.dtype) else None
 
 
 def example_of(environment: Any, symbol: sympy.Symbol) -> int | float | None:

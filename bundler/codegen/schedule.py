@@ -37,8 +37,10 @@ from bundler.codegen.kernels.module_text import (
 )
 from bundler.codegen.loops.combination import combined
 from bundler.codegen.loops.data_types import store_type
+from bundler.codegen.loops.equal_results import with_equal_results_once
 from bundler.codegen.loops.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.loops.in_place_writes import with_writes_in_place
+from bundler.codegen.loops.launch_order import in_less_memory
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
@@ -104,6 +106,7 @@ class Graph(Protocol):
     values: dict[str, str]
     guards: list[str]
     names: dict[str, tuple[str, ...]]
+    freed: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,16 @@ class _Scheduler:
         uses = Counter(name for group in groups for name in group.touched)
         groups = with_siblings(groups, lambda *both: self._are_alike(both, uses))
         # Counted after fusion, since memory is released, and reused, between launches.
-        last = _last_uses(groups)
         uses = Counter(name for group in groups for name in group.touched)
+        groups = in_less_memory(
+            groups,
+            self._buffers,
+            self._graph.hints,
+            self._outputs,
+            self._graph.freed,
+            lambda group: self._taken(group, uses),
+        )
+        last = _last_uses(groups)
         self._allocate_empty(groups)
         if any(SEEDS in group.touched for group in groups):
             self._steps.append(Seeds(SEEDS, int(numel(self._buffers[SEEDS].layout.sizes))))
@@ -226,8 +237,12 @@ class _Scheduler:
         measured = None if self._shared else self._measurements
         forms = None if measured is None else _Forms(self._graph, nodes, self._how, measured)
         choose = None if forms is None else forms.chosen
+        groups = fused(nodes, self._buffers, hints, choose)
+        if not self._shared:
+            pool, buffers = self._builder.pool, self._buffers
+            groups = with_equal_results_once(pool, groups, buffers, self._outputs)
         return combined(
-            fused(nodes, self._buffers, hints, choose),
+            groups,
             self._buffers,
             hints,
             lambda group: len(tiled(group, hints)) == 1,
@@ -274,6 +289,16 @@ class _Scheduler:
         for name in sorted(needed - written, key=_order):
             if self._is_own(name):
                 self._allocate(name)
+
+    def _taken(self, group: LoopGroup, uses: Mapping[str, int]) -> dict[str, str]:
+        """Return buffer that a kernel stores -> buffer whose memory it takes over, where nobody
+        reads that later.
+        """
+        added = {loop.buffer for loop in group.loops if loop.mode is not None}
+        own = {name for name in group.touched if self._is_own(name)}
+        stored = {name for name in own & group.written if uses[name] > 1 or name in self._outputs}
+        read = own - group.written - self._outputs
+        return _reusable(group, self._buffers, stored - added, read)
 
     def _allocate(self, name: str) -> None:
         self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))

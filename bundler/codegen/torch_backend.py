@@ -30,7 +30,7 @@ from bundler.codegen import compile_ahead, triton_hash
 from bundler.codegen.attention import with_attention
 from bundler.codegen.autograd_key import autograd_key
 from bundler.codegen.autograd_results import AutogradResult, Runs, Unusable
-from bundler.codegen.channels_last import CALLERS_RESULTS, STORED_STRIDES, has_images
+from bundler.codegen.channels_last import CALLERS_RESULTS, FREED, STORED_STRIDES, has_images
 from bundler.codegen.decompositions import decompositions
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
@@ -271,6 +271,9 @@ def _compile_backward(
     # What was saved may lie otherwise than torch traced: as the forward graph's program reported.
     inputs = module.graph.find_nodes(op="placeholder")
     for node, example in zip(inputs, example_inputs, strict=False):
+        # AOTAutograd's name of what the caller gave to forward, and still has.
+        if not node.name.startswith("primals"):
+            node.meta[FREED] = True
         traced = node.meta.get("val")
         if has_images(traced) and has_images(example) and example.stride() != traced.stride():
             node.meta[STORED_STRIDES] = example.stride()

@@ -59,7 +59,7 @@ def combined(
         alone: buffers whose kernels have a launch of their own.
         choose: asked for each launch that would be shared; None shares all.
     """
-    waiting = _waiting(groups, buffers)
+    waiting = waits_of(groups, buffers)
     limits, totals = _Limits(hints), _totals(groups)
     runs = []
     for _, alike in groupby(_levels(groups, waiting), key=lambda item: item[:2]):
@@ -93,7 +93,7 @@ def combined(
     return [shared.get(first, groups[first]) for first in order]
 
 
-def _waiting(groups: Sequence[LoopGroup], buffers: Mapping[str, Buffer]) -> list[set[int]]:
+def waits_of(groups: Sequence[LoopGroup], buffers: Mapping[str, Buffer]) -> list[set[int]]:
     """Return for each group, by numbers, those that it waits for."""
     home = [number for number, group in enumerate(groups) for _ in group.nodes]
     found: list[set[int]] = [set() for _ in groups]

@@ -140,10 +140,11 @@ def _decides_places(loop: Loop, name: str) -> bool:
 def _renamed(pool: TermPool, loop: Loop, old: str, new: str) -> Loop:
     """Return a loop that touches another buffer instead of one."""
     buffer = new if loop.buffer == old else loop.buffer
-    return replace(loop, buffer=buffer, value=_read_from(pool, loop.value, old, new))
+    return replace(loop, buffer=buffer, value=read_from(pool, loop.value, old, new))
 
 
-def _read_from(pool: TermPool, root: Term, old: str, new: str) -> Term:
+def read_from(pool: TermPool, root: Term, old: str, new: str) -> Term:
+    """Return a body that loads from another buffer instead of one."""
     done: dict[Term, Term] = {}
     for term in in_order(root):
         arguments = tuple(done[item] if isinstance(item, Term) else item for item in term.arguments)
