@@ -122,6 +122,28 @@ def test_kernels_with_grids_that_hold_each_other_are_collected(dispatch_extensio
     assert gone() is None
 
 
+def test_a_kernel_with_its_grid_may_be_held_until_the_process_ends(dispatch_extension):
+    """Then it goes after the module whose type it has, as programs that launch what was kept hold
+    one for each launch.
+    """
+    lines = (
+        "import importlib.util",
+        f"spec = importlib.util.spec_from_file_location('_launch', {dispatch_extension.__file__!r})",
+        "extension = importlib.util.module_from_spec(spec)",
+        "spec.loader.exec_module(extension)",
+        "class Kernel(extension.Gridded): pass",
+        "kernel = Kernel()",
+        "kernel._launch = print",
+        "held = [kernel[(1,)]]",
+        "held[0](2)",
+        "held.append(held)",
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "(1,) 2\n"), done.stderr
+
+
 @compiled_only
 def test_the_current_device_is_asked_for_at_each_launch(cuda):
     """A call on another device, with tensors there, is another kind of call."""

@@ -63,11 +63,12 @@ static int bound_clear(bound_t *self) {
 
 static void bound_dealloc(bound_t *self) {
   PyTypeObject *type = Py_TYPE(self);
-  state_t *state;
+  /* A Bound that somebody holds may outlive its type's module, which goes as the process ends. */
+  PyObject *module = ((PyHeapTypeObject *)type)->ht_module;
+  state_t *state = module == NULL ? NULL : PyModule_GetState(module);
   PyObject_GC_UnTrack(self);
   bound_clear(self);
-  state = PyType_GetModuleState(type);
-  if (state->spare == NULL)
+  if (state != NULL && state->spare == NULL)
     state->spare = self;
   else
     type->tp_free(self);
