@@ -6,6 +6,8 @@ A result is off by what its dtype rounds, once, and by what a sum in float32 of 
 be, whatever its order: K + 4 roundings of the sum of the absolute products.
 """
 
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bundler.codegen.program import GenerateOptions, generate
+from bundler.codegen.templates import split_products
 from bundler.runtime.configs import Config
 from bundler.runtime.program.program_plan import Allocate, Launch
 
@@ -299,6 +302,47 @@ def split_sums():
         assert torch.equal(program.run(*inputs)[0], program.run(*inputs)[0])
     # A row and a column: a number.
     checked(torch.mm, [drawn(1, 4096), drawn(4096, 1)], lambda a, _: a, lambda _, b: b)
+    for count in (3, 6):
+        with mock.patch.object(split_products, "pieces_of", return_value=count):
+            in_pieces(count)
+
+
+def in_pieces(count):
+    """Sum up so many pieces, for rows and columns that fill no block, and all that follows."""
+    left, right = (lambda a, *_: a), (lambda _, b, *__: b.t())
+    rows, columns, length = 37, 50, 768
+    for dtype, function, more in (
+        (torch.float32, F.linear, ((columns,),)),
+        (torch.bfloat16, lambda a, b, c: F.gelu(F.linear(a, b, c)), ((columns,),)),
+        (torch.float16, lambda a, b, c, d: F.linear(a * 2, b, c) + d, ((columns,), (1, columns))),
+    ):
+        inputs = [
+            drawn(*sizes, dtype=dtype) for sizes in ((rows, length), (columns, length), *more)
+        ]
+        program = checked(function, inputs, left, right, 24.0, slope=2.0)
+        assert f"znumel = {count}" in "".join(program.sources.values())
+        assert len(program.sources) == 2
+        assert torch.equal(program.run(*inputs)[0], program.run(*inputs)[0])
+    scales = [torch.tensor(one) for one in (0.5, 1.5)]
+    x, w = (drawn(size, length).to(EIGHT) for size in (32, 48))
+
+    def scaled(a, b, one, other):
+        return torch._scaled_mm(a, b.t(), one, other, out_dtype=torch.bfloat16)
+
+    program = generate(scaled, [x, w, *scales], options=TEMPLATES)
+    exact = x.double() @ w.double().t() * 0.75
+    torch.testing.assert_close(program.run(x, w, *scales)[0].double(), exact, rtol=1e-2, atol=1e-2)
+    assert f"znumel = {count}" in "".join(program.sources.values())
+
+    def normed(a, b, c, d):
+        return F.layer_norm(F.linear(a, b, c) + d, (columns,))
+
+    sizes = (rows, length), (columns, length), (columns,), (rows, columns)
+    inputs = [drawn(*one) for one in sizes]
+    program = generate(normed, inputs, options=TEMPLATES)
+    torch.testing.assert_close(program.run(*inputs)[0], normed(*inputs), rtol=1e-4, atol=1e-4)
+    # Few pieces are added up where their sum is read.
+    assert len(program.sources) == 2 + (count > 4)
 
 
 def siblings():

@@ -254,6 +254,33 @@ def test_few_rows_and_columns_are_summed_up_in_pieces(rows, columns, length, pie
     assert "r0_row < r0_numel" not in next(iter(program.sources.values())) or length == 4000
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "length", "pieces"),
+    [
+        (197, 768, 3072, 4),
+        (256, 1024, 4096, 4),
+        (64, 1024, 2048, 4),
+        (512, 768, 3072, 1),
+        (197, 768, 1024, 1),
+        (64, 4096, 4096, 1),
+    ],
+)
+def test_a_norm_adds_up_few_pieces_of_few_tiles(rows, columns, length, pieces):
+    """It reads the sum anyway, so there is no launch more; without a norm there would be."""
+
+    def layer(x, w, b, residual):
+        product = torch.nn.functional.linear(x, w, b) + residual
+        return product, torch.nn.functional.layer_norm(product, (columns,))
+
+    inputs = full(rows, length), full(columns, length), full(columns), full(rows, columns)
+    program = generated(layer, *inputs)
+    launches = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert launches[0].sizes["znumel"] == pieces
+    assert len(launches) == 2
+    alone = generated(lambda *given: layer(*given)[0], *inputs)
+    assert [step.sizes["znumel"] for step in alone.plan.steps if isinstance(step, Launch)] == [1]
+
+
 def test_what_changes_in_between_is_read_before():
     """An operand is stored where an operator that is called writes what it is computed of."""
     from bundler.codegen.loops.lazy_tensors import GraphBuilder

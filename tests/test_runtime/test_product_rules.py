@@ -4,6 +4,9 @@ everywhere.
 """
 
 import itertools
+import json
+import math
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +100,37 @@ def test_programs_take_turns_where_an_engine_brings_operands(device, operands):
         assert at_once * (held + (1 << 10)) <= 228 << 10
     plain = product_configs(sizes(1, 8192, 8192, 8192), Setting(device), operands=operands)
     assert all("PROGRAMS" not in config.kwargs for config in plain)
+
+
+def test_a_long_sum_of_one_round_has_many_stages():
+    """No other program of a processor multiplies while one waits. More rounds leave room for two."""
+
+    def stages(*numbers):
+        return product_configs(sizes(1, *numbers), Setting(H200, TILED), operands="bf16")[0]
+
+    assert tile(stages(512, 768, 3072))[:2] == (64, 64)
+    assert tile(stages(1576, 768, 3072))[:2] == (128, 128)
+    assert stages(512, 768, 3072).num_stages == stages(1576, 768, 3072).num_stages == 6
+    assert stages(4096, 2304, 768).num_stages == 3
+
+
+@pytest.mark.parametrize("operands", ["bf16", "fp8"])
+def test_the_first_candidate_is_almost_as_fast_as_the_fastest_that_was_measured(operands):
+    """Of the table's shapes on an H200, where the first one was among those that were measured."""
+    path = Path(__file__).parents[2] / "docs" / "results" / f"codegen-products-{operands}.json"
+    known = []
+    for row in json.loads(path.read_text())["rows"]:
+        (rows, columns, length), times = row["shape"], row["candidates"][0]
+        if rows == 1:  # no product, but a sum
+            continue
+        facts = TILED if "PROGRAMS" in next(iter(times)) else Facts()
+        hints = sizes(1, rows, columns, length)
+        first = str(product_configs(hints, Setting(H200, facts), operands=operands)[0])
+        if first in times:
+            known.append(times[first] / min(times.values()))
+    assert len(known) >= 19
+    assert max(known) <= 1.15
+    assert math.prod(known) ** (1 / len(known)) <= 1.03
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])

@@ -37,10 +37,9 @@ DTYPES = {
     "fp8": "float8_e4m3fn",
 }
 # Rows of x, columns of the result, what is summed up: decoding, a few sequences at once, prefill,
-# the layers of a transformer of images, and sizes that are no multiple of anything.
+# the layers of transformers of texts and images, and sizes that are no multiple of anything.
 SHAPES = (
     (1, 2048, 2048),
-    (1, 3072, 2048),
     (1, 8192, 2048),
     (1, 2048, 8192),
     (1, 128256, 2048),
@@ -50,7 +49,6 @@ SHAPES = (
     (1, 4096, 14336),
     (4, 4096, 4096),
     (8, 8192, 8192),
-    (16, 4096, 4096),
     (16, 28672, 8192),
     (32, 4096, 4096),
     (64, 4096, 14336),
@@ -58,10 +56,12 @@ SHAPES = (
     (128, 1024, 4096),
     (197, 768, 3072),
     (256, 4096, 4096),
+    (512, 768, 3072),
     (512, 4096, 4096),
     (512, 14336, 4096),
     (1024, 4096, 4096),
     (1024, 50257, 768),
+    (1576, 768, 3072),
     (2048, 4096, 4096),
     (2048, 2048, 2048),
     (4096, 2304, 768),

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`split_products`: a product of up to 32 rows, and few columns, becomes a batch of products, each
-of a piece of what is summed up, and a reduction that adds up the pieces in a fixed order.
+"""`split_products`: a product of few tiles and a long sum becomes a batch of products, each of a
+piece of what is summed up, and a loop that adds up the pieces in a fixed order.
 
 Else few programs would read all of a large matrix. Pieces are stored in float32, and what is
-computed of the product joins the reduction as it joins any other. `schedule` calls it before
-fusion.
+computed of the product joins the loop as it joins any other. `schedule` calls it before fusion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import sympy
 
@@ -31,30 +31,58 @@ _MULTIPROCESSORS = 132
 # half of it, and a multiple of the longest block.
 _LEAST_LENGTH, _LEAST_PIECE, _BLOCK = 2048, 512, 128
 _MOST_PIECES = 16
-# Few rows are bound by memory, which a quarter of the processors keeps busy. More rows gain nothing
-# by a second launch: on an H200 the products of 64 to 256 rows that were measured took as long, or
-# longer.
-_FEW_ROWS, _TILE, _LEAST = 32, 32, 4
+# Few rows are bound by memory, which a quarter of the processors keeps busy.
+_FEW_ROWS, _COLUMNS, _LEAST = 32, 32, 4
+# More rows gain nothing by a second launch: on an H200 the products of 64 to 4,096 rows that were
+# measured took as long, or longer. A reduction that reads the sum is launched anyway, and adds up
+# a few pieces: 4 of tiles that are as large save more than it takes longer, unless the matrix is so
+# large that memory bounds the product.
+_TILE, _FEW_PIECES, _LARGE = (64, 128), 4, 1 << 23
 
 
 def split_products(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes with products that would leave most of a device idle in two steps."""
+    reduced = _reduced(nodes)
     found: list[Node] = []
     for node in nodes:
-        count = pieces_of(node) if isinstance(node, Loop) and node.kind == PRODUCT else 1
-        found += _steps(builder, node, count) if isinstance(node, Loop) and count > 1 else [node]
+        if isinstance(node, Loop) and node.kind == PRODUCT:
+            count = pieces_of(node, reduced=node.buffer in reduced)
+            found += _steps(builder, node, count) if count > 1 else [node]
+        else:
+            found.append(node)
     return found
 
 
-def pieces_of(product: Loop) -> int:
-    """Return in how many pieces a product sums up; 1 where one program sums up all."""
+def _reduced(nodes: Sequence[Node]) -> set[str]:
+    """Return the buffers that reductions read, or what is computed of each of their elements."""
+    found: set[str] = set()
+    for node in reversed(nodes):
+        if not isinstance(node, Loop):
+            continue
+        if node.is_reduction or (node.kind == POINTWISE and node.buffer in found):
+            found.update(node.reads)
+    return found
+
+
+def pieces_of(product: Loop, *, reduced: bool) -> int:
+    """Return in how many pieces a product sums up; 1 where one program sums up all.
+
+    Args:
+        product: of matrices.
+        reduced: whether a reduction reads what is computed of it.
+    """
     sizes = (*product.sizes, *product.reduced_sizes)
     if len(product.sizes) > len(("row", "column")) or not all(size.is_Integer for size in sizes):
         return 1
     rows, columns, length = map(int, sizes)
-    programs = ceil_div(columns, _TILE)
-    wanted = min(_MULTIPROCESSORS // programs, _MOST_PIECES, length // _LEAST_PIECE)
-    if rows > _FEW_ROWS or length < _LEAST_LENGTH or wanted < _LEAST:
+    if rows <= _FEW_ROWS:
+        programs, most = ceil_div(columns, _COLUMNS), _MOST_PIECES
+    elif reduced and columns * length <= _LARGE:
+        programs, most = ceil_div(rows, _TILE[0]) * ceil_div(columns, _TILE[1]), _FEW_PIECES
+    else:
+        return 1
+    wanted = min(_MULTIPROCESSORS // programs, most, length // _LEAST_PIECE)
+    if length < _LEAST_LENGTH or wanted < _LEAST:
         return 1
     count = pow2_down(wanted)
     # Pieces of one length, which no block goes beyond.
@@ -64,12 +92,13 @@ def pieces_of(product: Loop) -> int:
 
 
 def _steps(builder: GraphBuilder, product: Loop, count: int) -> list[Node]:
-    """Return the product of pieces, their sum in float32, and the sum in the dtype that it has."""
+    """Return the product of pieces, and what adds them up in float32 and stores the sum in the
+    dtype of the product.
+    """
     pool, (length,), (summed,) = builder.pool, product.reduced_sizes, product.reduced
     sizes = (sympy.Integer(count), *product.sizes)
     layout = TensorLayout("float32", sizes, contiguous_strides(sizes))
-    whole = TensorLayout("float32", product.sizes, contiguous_strides(product.sizes))
-    pieces, sums = builder.new_buffer(layout), builder.new_buffer(whole)
+    pieces = builder.new_buffer(layout)
     # The piece is a batch, so it comes first.
     (piece,) = variables("p", [sizes[0]])
     places = [
@@ -92,28 +121,25 @@ def _steps(builder: GraphBuilder, product: Loop, count: int) -> list[Node]:
         value=value,
         index=index,
     )
-    added = Loop(
-        sums,
-        product.variables,
-        product.sizes,
-        (piece,),
-        sizes[:1],
-        pool.load(pieces, index, "float32"),
-        "sum",
-        sympy.expand(whole.index(places)),
-        origins=product.origins,
-    )
+    stored = replace(product, reduced=(), reduced_sizes=(), kind=POINTWISE)
     dtype = builder.buffers[product.buffer].layout.dtype
-    stored = pool.cast(pool.load(sums, added.index, "float32"), dtype)
-    rounded = Loop(
-        product.buffer,
-        product.variables,
-        product.sizes,
-        (),
-        (),
-        stored,
-        POINTWISE,
-        product.index,
-        origins=product.origins,
+    if count <= _FEW_PIECES:
+        loads = (
+            pool.load(pieces, sympy.expand(index.xreplace({piece: sympy.Integer(one)})), "float32")
+            for one in range(count)
+        )
+        total = reduce(lambda a, b: pool.operate("add", a, b, dtype="float32"), loads)
+        return [first, replace(stored, value=pool.cast(total, dtype))]
+    whole = TensorLayout("float32", product.sizes, contiguous_strides(product.sizes))
+    sums = builder.new_buffer(whole)
+    added = replace(
+        product,
+        buffer=sums,
+        reduced=(piece,),
+        reduced_sizes=sizes[:1],
+        value=pool.load(pieces, index, "float32"),
+        kind="sum",
+        index=sympy.expand(whole.index(places)),
     )
-    return [first, added, rounded]
+    total = pool.load(sums, added.index, "float32")
+    return [first, added, replace(stored, value=pool.cast(total, dtype))]
