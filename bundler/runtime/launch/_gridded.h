@@ -63,11 +63,13 @@ static int bound_clear(bound_t *self) {
 
 static void bound_dealloc(bound_t *self) {
   PyTypeObject *type = Py_TYPE(self);
-  /* A Bound that somebody holds may outlive its type's module, which goes as the process ends. */
-  PyObject *module = ((PyHeapTypeObject *)type)->ht_module;
-  state_t *state = module == NULL ? NULL : PyModule_GetState(module);
+  PyObject *module;
+  state_t *state;
   PyObject_GC_UnTrack(self);
   bound_clear(self);
+  /* None where the type goes in the same collection, as at the end of a process. */
+  module = ((PyHeapTypeObject *)type)->ht_module;
+  state = module == NULL ? NULL : PyModule_GetState(module);
   if (state != NULL && state->spare == NULL)
     state->spare = self;
   else
