@@ -44,6 +44,7 @@ from bundler.codegen.loops.launch_order import in_less_memory
 from bundler.codegen.loops.lazy_tensors import GraphBuilder
 from bundler.codegen.loops.loop_nodes import (
     POINTWISE,
+    REDUCTIONS,
     SEEDS,
     Buffer,
     ExternCall,
@@ -55,7 +56,7 @@ from bundler.codegen.loops.loop_nodes import (
     numel,
 )
 from bundler.codegen.loops.loop_order import normalized
-from bundler.codegen.loops.loop_terms import ATTENTION, loads_of
+from bundler.codegen.loops.loop_terms import ATTENTION
 from bundler.codegen.loops.range_trees import IterationSpace
 from bundler.codegen.loops.shared_rows import can_share, shareable
 from bundler.codegen.loops.size_text import size_text
@@ -656,7 +657,8 @@ def _reusable(
 
     The old buffer is read last by this kernel, only at the address where the new one is written, so
     each lane has read its element before it stores. Both have the same elements in memory, and the
-    old one is no view that an operator returned.
+    old one is no view that an operator returned. A kernel of rows may read one again in each pass
+    over it, so that only what the last pass stores is written over it.
 
     Args:
         group: of the kernel.
@@ -664,22 +666,26 @@ def _reusable(
         written: buffers that the kernel stores.
         dying: buffers that nobody reads after it.
     """
-    if any(loop.kind != POINTWISE for loop in group.loops):
-        # A looped reduction may read its row again after a store of an earlier pass changed it; the
-        # programs of a product read rows and columns of others.
+    if any(loop.kind not in {POINTWISE, *REDUCTIONS} or loop.rows_each for loop in group.loops):
+        # The programs of a product read rows and columns of others, and a scan those of its row.
         return {}
+    passes: dict[str, int] = {}
     space = IterationSpace(group.dimensions)
     reads: dict[str, set[sympy.Expr]] = {}
     stores: dict[str, sympy.Expr] = {}
     for loop in group.loops:
         place = space.place(loop)
         assert place is not None
-        for root in loop.roots:
-            for name, index, _ in loads_of(root):
-                reads.setdefault(name, set()).add(place(index))
+        before = [item for item in group.loops if item.buffer in loop.reads & passes.keys()]
+        passes[loop.buffer] = max(
+            (passes[item.buffer] + item.is_reduction for item in before), default=0
+        )
+        for name, index, _ in loop.loads:
+            reads.setdefault(name, set()).add(place(index))
         stores[loop.buffer] = place(loop.index)
     found: dict[str, str] = {}
-    for new in sorted(written):
+    last = max(passes.values(), default=0)
+    for new in sorted(name for name in written if passes[name] == last):
         for old in sorted(set(dying) - set(found.values())):
             if (
                 not buffers[old].shared

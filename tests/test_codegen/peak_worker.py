@@ -6,6 +6,7 @@ Run as a program: `peak_worker.py`, with TRITON_INTERPRET=1.
 """
 
 import json
+from functools import partial
 
 import torch
 
@@ -91,6 +92,29 @@ def widened(x, *others):
     return torch.nn.functional.avg_pool2d(gated, 2), wide.sum(0)
 
 
+def softmax(x, y):
+    """Weights are written over the scores."""
+    return torch.softmax(x @ y, -1) @ y.t()
+
+
+def scaled_softmax(x, y):
+    """What the first pass stores is computed anew from the scores in the others."""
+    scaled = (x @ y) * 2 + 1
+    return torch.softmax(scaled, -1).half() @ y.t().half(), scaled @ y.t()
+
+
+def layer_norm(x, y):
+    """A sum is stored, and so is what is normalized of it."""
+    total = x @ y + y[:4]
+    return torch.nn.functional.layer_norm(total, y.shape[1:]) @ y.t(), total @ y.t()
+
+
+def scaled_rows(x, y):
+    """One number for each row is written over another one."""
+    scale = (x @ y[:, :1])[:, 0]
+    return (scale + (y[:4] * 2).sum(1)).outer(x[0]) @ y
+
+
 def _of_products():
     shapes = (8, 6), (6, 16), (16, 48), (16, 4), (48, 4), (48, 48)
     return [torch.randn(shape) * 0.3 for shape in shapes]
@@ -100,16 +124,23 @@ def _of_masks():
     return [torch.randn(16, 16), torch.rand(16, 16) < 0.5]
 
 
+def _of_rows(length):
+    return [torch.randn(4, 8) * 0.5, torch.randn(8, length)]
+
+
 def _of_images():
     # Sums of small integers have no rounding, which torch does where a kernel does not.
     return [torch.randint(-2, 3, (2, 3, 8, 8)).bfloat16() for _ in range(7)]
 
 
+ROWS = (softmax, scaled_softmax, layer_norm, scaled_rows)
 CASES = {
     **dict.fromkeys((shortcut, shortcut_of_product, early, early_and_read, changed), _of_products),
     **dict.fromkeys((masks, masks_returned, mask_changed, chains), _of_masks),
     widened: _of_images,
 }
+# Rows that are held whole, and such that are looped over.
+LENGTHS = (100, 3000)
 
 
 def wrong(function, make):
@@ -129,4 +160,8 @@ def wrong(function, make):
 if __name__ == "__main__":
     # Small programs are left as they are, and all small buffers count as much.
     launch_order._SMALL_BYTES, launch_order._BLOCK_BYTES = 0, 1
-    print(json.dumps({one.__name__: wrong(one, make) for one, make in CASES.items()}))
+    outcomes = {one.__name__: wrong(one, make) for one, make in CASES.items()}
+    for length in LENGTHS:
+        for one in ROWS:
+            outcomes[f"{one.__name__} {length}"] = wrong(one, partial(_of_rows, length))
+    print(json.dumps(outcomes))
