@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KeptLaunches`: the kernels that a program of torch.compile launched in an earlier process, which
-this one launches without Triton's JIT: no module of a kernel is run, no text hashed, no key asked for.
+this one launches without Triton's JIT: no module of a kernel is run, no text is hashed.
 
 ::
 
@@ -77,6 +77,8 @@ class KeptLaunches:
         self, kept: Mapping[str, _KeptKernel], kernels: Kernels, entries: Mapping[str, KernelEntry]
     ) -> None:
         self._kept, self._kernels, self._entries = kept, kernels, entries
+        # By name, whether its record still names its config, which is looked up once, as tuners do.
+        self._current: dict[str, bool] = {}
 
     @classmethod
     def find(cls, program: str, plan: ProgramPlan, driver: Driver) -> Self | None:
@@ -107,21 +109,31 @@ class KeptLaunches:
                 fits, and where torch's profiler records, which is told more there.
         """
         kept = self._kept.get(name)
-        if kept is None or are_watched() or not _is_current(name, kept):
+        if kept is None or are_watched() or not self._is_current(name, kept):
             return otherwise()
         entry = self._entries[name]
-        grid = open_grid(entry.grid, combined_parts(entry.parameters))(kept.keywords, sizes)
-        launch = partial(self._kernels[name][grid], **kept.keywords)
+        try:
+            grid = open_grid(entry.grid, combined_parts(entry.parameters))(kept.keywords, sizes)
+            launch = partial(self._kernels[name][grid], **kept.keywords)
+        except BundlerError as error:
+            _log.debug("a kept kernel cannot be launched", exc_info=error)
+            return otherwise()
         return _guarded(launch if 0 not in grid else _nothing, otherwise)
 
     def __contains__(self, name: str) -> bool:
         return name in self._kept
 
+    def _is_current(self, name: str, kept: _KeptKernel) -> bool:
+        found = self._current.get(name)
+        if found is None:
+            found = self._current[name] = _is_current(name, kept)
+        return found
+
 
 def program_name(key: str, sources: Mapping[str, str]) -> str:
-    """Return what launches of a program are kept by: the digest of its graph's key, which covers our
-    helper functions and heuristics, and the text of its kernels, of which a measurement, or another
-    machine, may have brought others.
+    """Return what launches of a program are kept by: the digest of its graph's key, which covers
+    our helper functions and heuristics, and the text of its kernels, of which a measurement, or
+    another machine, may have brought others.
     """
     return hashlib.sha256(json.dumps([key, sorted(sources.items())]).encode()).hexdigest()
 

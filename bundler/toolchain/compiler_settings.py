@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compiler_settings`: all that decides what Triton compiles in this process, beside kernel, options
-and device, as one text; with it a kernel that another process compiled is found without asking
-Triton's compiler.
+"""`compiler_settings`: all that decides what Triton compiles in this process, beside kernel,
+options and device, as one text; with it a kernel that another process compiled is found without
+asking Triton's compiler.
 
 It says more than Triton's own keys do: each setting counts, whether Triton's key has it or not.
 """
@@ -51,8 +51,8 @@ def compiler_settings() -> str | None:
 
 
 def are_watched() -> bool:
-    """Whether somebody wants to hear of compiles (a recording, a session, a hook), or Triton is told
-    to compile each time, or interprets; for a process that has imported Triton.
+    """Whether somebody wants to hear of compiles (a recording, a session, a hook), or Triton is
+    told to compile each time, or interprets; for a process that has imported Triton.
     """
     knobs = sys.modules["triton.knobs"]
     if any(getattr(getattr(knobs, group), name, None) for group, name in _WATCHED):

@@ -268,3 +268,14 @@ def test_the_texts_of_a_program_name_its_launches():
         for sources in ({"one": "text"}, {"one": "texts"}, {"two": "text"}, {})
     }
     assert len(names) == 8
+
+
+def test_a_kernel_that_is_launched_at_several_places_is_looked_up_once(machine):
+    """As a tuner does, whose counters tell what it saved."""
+    machine.start()
+    before = tuning_counters().found
+    program = machine.run()
+    assert tuning_counters().found == before + 1
+    for name in program.kernels:
+        program.kept_launches.bound(name, {"xnumel": 96}, pytest.fail)
+    assert tuning_counters().found == before + 1
