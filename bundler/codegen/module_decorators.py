@@ -333,7 +333,7 @@ class ModuleKernel:
     def bound(self) -> Callable[..., None]:
         """Return what does as `run`, as long as the current device is the same."""
         kernel = self.here()
-        return functools.partial(_interpret, kernel) if self.is_interpreted else kernel.run
+        return functools.partial(_interpret, kernel) if self.is_interpreted else kernel
 
     def bound_among(
         self, others: Mapping[str, tuple[ModuleKernel, Sequence[int]]]

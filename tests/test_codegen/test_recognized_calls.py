@@ -3,19 +3,26 @@
 looked at, read as they are, or refused.
 """
 
+import sys
 import weakref
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from bundler.errors import ConfigError, OperatorFailed, UnsupportedOperator  # noqa: E402
+from bundler.runtime.launch.extension import EXTENSION  # noqa: E402
 from bundler.runtime.program.program_inputs import ProgramInputs  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
+    Allocate,
     Input,
+    Launch,
     OperatorStep,
     Output,
     ProgramPlan,
+    Release,
     TensorSpec,
 )
 from bundler.runtime.program.run import ProgramRunner  # noqa: E402
@@ -266,3 +273,55 @@ def test_functions_that_a_mode_has_in_place_of_torchs_are_not_called():
     with Doubling():
         assert torch.equal(torch.mm(GIVEN, GIVEN), 2 * runner(GIVEN, GIVEN)[0])
     assert torch.equal(torch.mm(GIVEN, GIVEN), runner(GIVEN, GIVEN)[0])
+
+
+def _entered(run):
+    """Return how many functions of Python a call enters."""
+    entered = []
+    sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code))
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the extension is not built")
+def test_steps_of_a_call_enter_no_function_of_python():
+    """Launches, allocations, views, operators whose results are recognized, and releases: a call
+    of a hundred times as many enters as many functions as one of a few.
+    """
+
+    class Again:
+        start, count = 1, 1
+        launch = {}.setdefault  # of C, with the numbers and a tensor
+
+    class Kernel:
+        tuned = SimpleNamespace(again=Again())
+        arguments = ("x", "xnumel")
+
+        def __call__(self, *_):
+            raise AssertionError("launched by its own call")
+
+    def runner(times):
+        steps = []
+        for _ in range(times):
+            shown = {"buffer": "made", "spec": {"sizes": [4, 4], "strides": [1, 4], "offset": 0}}
+            steps += [
+                Allocate("made", SQUARE),
+                Launch("kernel", ("@made", 16), {"xnumel": 16}),
+                OperatorStep("aten.mm.default", (X, shown), {}, ("product",), True, (SQUARE,)),
+                Release("made"),
+                Release("product"),
+            ]
+        plan = ProgramPlan((Input("x", SQUARE),), {}, tuple(steps), (Output("x"),), {})
+        launcher = SimpleNamespace(bound=lambda *_: Kernel())
+        return ProgramRunner(plan, launcher, TorchMemory())
+
+    counts = []
+    for times in (1, 100):
+        run = partial(runner(times), GIVEN)
+        for _ in range(3):
+            run()
+        counts.append(_entered(run))
+    assert counts[0] == counts[1]

@@ -82,25 +82,33 @@ static PyObject *misplaced(PyObject *module, PyObject *const *args, Py_ssize_t c
   return found;
 }
 
+/* 1 where a tensor is aligned and begins where none at the places does, 0 where not, -1 with an
+ * exception. */
+static int begins_apart(state_t *state, uint64_t alignment, PyObject *tensor, PyObject *values,
+                        PyObject *places) {
+  uint64_t address = 0, other = 0;
+  if (read_address(state, tensor, &address) < 0)
+    return -1;
+  if (address % alignment != 0)
+    return 0;
+  /* tensors without elements are all at 0 */
+  for (Py_ssize_t index = 0; address != 0 && index < PyTuple_GET_SIZE(places); index++) {
+    if (read_place(state, values, PyTuple_GET_ITEM(places, index), &other) < 0)
+      return -1;
+    if (other == address)
+      return 0;
+  }
+  return 1;
+}
+
 /* is_apart(alignment, tensor, values, places) */
 static PyObject *is_apart(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  state_t *state = PyModule_GetState(module);
-  uint64_t alignment, address = 0, other = 0;
-  PyObject *places;
-  if (read_arguments("is_apart", args, count, 4, &alignment) < 0 ||
-      read_address(state, args[1], &address) < 0)
+  uint64_t alignment;
+  int found;
+  if (read_arguments("is_apart", args, count, 4, &alignment) < 0)
     return NULL;
-  if (address % alignment != 0)
-    Py_RETURN_FALSE;
-  /* tensors without elements are all at 0 */
-  places = args[3];
-  for (Py_ssize_t index = 0; address != 0 && index < PyTuple_GET_SIZE(places); index++) {
-    if (read_place(state, args[2], PyTuple_GET_ITEM(places, index), &other) < 0)
-      return NULL;
-    if (other == address)
-      Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
+  found = begins_apart(PyModule_GetState(module), alignment, args[1], args[2], args[3]);
+  return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
 #endif

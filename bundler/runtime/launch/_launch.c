@@ -6,6 +6,7 @@
  * _tensors.h         reading tensors
  * _packing.h         one value into a parameter buffer
  * _addresses.h       where tensors lie
+ * _steps.h           Step: a step of a program
  * _launcher.h        Launcher: the values of a call, and the call of the driver
  * _call_key.h        the bytes that tell calls apart
  * _profiler_hooks.h  whether Triton calls anything around a launch
@@ -21,6 +22,7 @@
 #include "_addresses.h"
 #include "_dispatcher.h"
 #include "_gridded.h"
+#include "_steps.h"
 
 /* ----------------------------------------------------------------------------- device binaries */
 
@@ -85,7 +87,8 @@ static int add_types(PyObject *module, state_t *state) {
   } types[] = {{&launcher_spec, &state->launcher_type},
                {&dispatcher_spec, &state->dispatcher_type},
                {&gridded_spec, &state->gridded_type},
-               {&bound_spec, &state->bound_type}};
+               {&bound_spec, &state->bound_type},
+               {&step_spec, &state->step_type}};
   for (size_t index = 0; index < sizeof(types) / sizeof(*types); index++) {
     *types[index].type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[index].spec, NULL);
     if (*types[index].type == NULL || PyModule_AddType(module, *types[index].type) < 0)
@@ -101,12 +104,13 @@ static int set_up(PyObject *module) {
     PyErr_SetString(PyExc_ImportError, "the compiled launcher packs for little-endian machines");
     return -1;
   }
+  state->word_again = PyUnicode_InternFromString("again");
   state->word_data_ptr = PyUnicode_InternFromString("data_ptr");
   state->word_device = PyUnicode_InternFromString("device");
   state->word_dtype = PyUnicode_InternFromString("dtype");
   state->word_get_device = PyUnicode_InternFromString("get_device");
   state->word_stream = PyUnicode_InternFromString("stream");
-  if (!state->word_data_ptr || !state->word_device || !state->word_dtype ||
+  if (!state->word_again || !state->word_data_ptr || !state->word_device || !state->word_dtype ||
       !state->word_get_device || !state->word_stream)
     return -1;
   return add_types(module, state);
@@ -118,6 +122,7 @@ static int visit_state(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(state->dispatcher_type);
   Py_VISIT(state->gridded_type);
   Py_VISIT(state->bound_type);
+  Py_VISIT(state->step_type);
   Py_VISIT(state->torch.classes);
   Py_VISIT(state->torch.method);
   Py_VISIT(state->ask_now);
@@ -139,6 +144,7 @@ static int clear_state(PyObject *module) {
   Py_CLEAR(state->dispatcher_type);
   Py_CLEAR(state->gridded_type);
   Py_CLEAR(state->bound_type);
+  Py_CLEAR(state->step_type);
   state->torch.address = NULL;
   Py_CLEAR(state->torch.classes);
   Py_CLEAR(state->torch.method);
@@ -160,6 +166,7 @@ static int clear_state(PyObject *module) {
 static void free_state(void *module) {
   state_t *state = PyModule_GetState(module);
   clear_state(module);
+  Py_CLEAR(state->word_again);
   Py_CLEAR(state->word_data_ptr);
   Py_CLEAR(state->word_device);
   Py_CLEAR(state->word_dtype);
@@ -179,6 +186,8 @@ static PyMethodDef functions[] = {
      "Return the places of tensors that are not aligned."},
     {"is_apart", (PyCFunction)(void (*)(void))is_apart, METH_FASTCALL,
      "Whether a tensor is aligned, and begins where no other does."},
+    {"run_steps", (PyCFunction)(void (*)(void))run_steps, METH_FASTCALL,
+     "Take the steps of a program, which are given its values."},
     {NULL, NULL, 0, NULL}};
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

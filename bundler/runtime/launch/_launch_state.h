@@ -76,8 +76,8 @@ typedef struct {
 } hooks_class_t;
 
 typedef struct {
-  PyTypeObject *launcher_type, *dispatcher_type, *gridded_type, *bound_type;
-  PyObject *word_data_ptr, *word_device, *word_dtype, *word_get_device, *word_stream;
+  PyTypeObject *launcher_type, *dispatcher_type, *gridded_type, *bound_type, *step_type;
+  PyObject *word_again, *word_data_ptr, *word_device, *word_dtype, *word_get_device, *word_stream;
   torch_tensors_t torch; /* nothing before `tell_tensors` */
   tensor_class_t classes[KNOWN_CLASSES];
   unsigned next_class;

@@ -11,14 +11,15 @@ meets new sizes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import Any
 
 from bundler.errors import OperatorFailed, UnsupportedOperator
 from bundler.runtime.heuristics.launch_expressions import evaluate
+from bundler.runtime.program.called_steps import Values, run_steps, step
 from bundler.runtime.program.device_tensors import host_number, span
 from bundler.runtime.program.program_inputs import (
     dtype_of,
@@ -47,7 +48,6 @@ from bundler.runtime.program.program_plan import (
 from bundler.runtime.program.tensor_addresses import is_apart
 from bundler.runtime.program.workspace import Workspace
 
-Values = list[Any]
 # Where what draws seeds of random numbers lies.
 _SEEDS = 0
 _Function = Callable[[Values], Any]
@@ -94,12 +94,13 @@ class BoundPlan:
         # What nothing reads any more when a function was called; an input's place -> its last one.
         released: list[list[int]] = []
         last: dict[int, int] = {}
-        for step in filter(binder.is_work, plan.steps):
-            if isinstance(step, Release) and released:
-                released[-1].append(binder.released(step))
+        for planned in filter(binder.is_work, plan.steps):
+            if isinstance(planned, Release) and released:
+                released[-1].append(binder.released(planned))
             else:
-                functions.append(binder.step(step))
-                released.append([])
+                made = binder.steps(planned)
+                functions += made
+                released += [[] for _ in made]
             last |= dict.fromkeys(binder.inputs_read(), len(functions) - 1)
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
@@ -139,8 +140,7 @@ class BoundPlan:
                 values[place] = buffer
         if consume:
             inputs.clear()
-        for step in self._consuming if consume else self._steps:
-            step(values)
+        run_steps(self._consuming if consume else self._steps, values)
         del held
         return values
 
@@ -166,14 +166,14 @@ def input_place(number: int) -> int:
 
 def _clearing_after(
     functions: Sequence[_Function], released: Sequence[Sequence[int]]
-) -> list[_Function]:
+) -> tuple[_Function, ...]:
     """Return functions, each followed by what forgets what it was the last to read."""
     found = []
     for function, places in zip(functions, released, strict=True):
         found.append(function)
         if places:
-            found.append(_clearing(places))
-    return found
+            found.append(step(None, tuple(places)))
+    return tuple(found)
 
 
 class _StepBinder:
@@ -207,21 +207,22 @@ class _StepBinder:
         self._work = frozenset(() if self.workspace is None else self.workspace.buffers)
         self._alone = _in_one_result(environment.plan, environment.constants)
 
-    def is_work(self, step: Step) -> bool:
+    def is_work(self, planned: Step) -> bool:
         """Whether anything is left to do in a step, beside a buffer of the workspace."""
-        return not (isinstance(step, (Allocate, Release)) and step.name in self._work)
+        return not (isinstance(planned, (Allocate, Release)) and planned.name in self._work)
 
     def work_places(self) -> list[int]:
         """Return the places of the workspace's buffers."""
         return [self._place(name) for name in (self.workspace.buffers if self.workspace else ())]
 
-    def step(self, step: Step) -> _Function:
-        """Return what does a step."""
-        match step:
+    def steps(self, planned: Step) -> list[_Function]:
+        """Return what does a step, one after the other."""
+        match planned:
             case Launch():
-                return self._launch(step)
+                return [self._launch(planned)]
             case Seeds(name, count):
-                return _into(self._place(name), lambda values: values[_SEEDS](count))
+                draw = methodcaller("__call__", count)
+                return [step(draw, (_SEEDS,), result=self._place(name))]
             case Allocate(name, spec):
                 shape = self._shape(spec)
                 self._hold(name, shape)
@@ -231,29 +232,32 @@ class _StepBinder:
                     if bound is None
                     else bound(spec.dtype, *shape)
                 )
-                return _into(self._place(name), lambda _: allocate())
+                return [step(allocate, (), result=self._place(name))]
             case OperatorStep():
-                return self._call(step)
+                return self._call(planned)
             case Release():
-                return _clearing([self.released(step)])
+                return [step(None, (self.released(planned),))]
             case GridCounters(name, count):
-                counters = self._memory.counters
-                return _into(self._place(name), lambda _: counters(count))
+                counters = partial(self._memory.counters, count)
+                return [step(counters, (), result=self._place(name))]
             case Cooperation():
-                return self._cooperation(step)
+                return [self._cooperation(planned)]
 
-    def released(self, step: Release) -> int:
+    def released(self, planned: Release) -> int:
         """Return the place of what a step releases."""
-        return self._place(step.name)
+        return self._place(planned.name)
 
-    def _cooperation(self, step: Cooperation) -> _Function:
+    def _cooperation(self, planned: Cooperation) -> _Function:
         """Return what runs the form that the launcher chooses."""
-        apart = _in_turn([self.step(one) for one in step.apart])
+        apart = self._in_turn(planned.apart)
         choose = self._environment.choose
         # An allocator of the user's may not know how to make counters ready.
         if choose is None or getattr(self._memory, "counters", None) is None:
             return apart
-        return choose(step, _in_turn([self.step(one) for one in step.together]), apart)
+        return choose(planned, self._in_turn(planned.together), apart)
+
+    def _in_turn(self, planned: Iterable[Step]) -> _Function:
+        return partial(run_steps, tuple(made for one in planned for made in self.steps(one)))
 
     def inputs_read(self) -> set[int]:
         """Return the places of the inputs that were read by what was made since the last call."""
@@ -330,9 +334,9 @@ class _StepBinder:
 
     # ------------------------------------------------------------------------------------- Launches
 
-    def _launch(self, step: Launch) -> _Function:
-        sizes = {name: self._size(size) for name, size in step.sizes.items()}
-        kernel, arguments = self._fitting(step)
+    def _launch(self, planned: Launch) -> _Function:
+        sizes = {name: self._size(size) for name, size in planned.sizes.items()}
+        kernel, arguments = self._fitting(planned)
         launch = self._environment.launcher(kernel, sizes)
         places, on_host = [], []
         for position, item in enumerate(arguments):
@@ -342,12 +346,13 @@ class _StepBinder:
                     on_host.append(position)
             else:
                 places.append(self._number(item))
-        take = _taker(places)
         if not on_host:
-            return lambda values: launch(*take(values))
+            takes_all = len(places) == len(getattr(launch, "arguments", ()))
+            tuned = getattr(launch, "tuned", None) if takes_all else None
+            return step(launch, tuple(places), tuned=tuned)
 
         def with_numbers(values: Values) -> None:
-            arguments = list(take(values))
+            arguments = [values[place] for place in places]
             for position in on_host:
                 number = host_number(arguments[position])
                 arguments[position] = int(number) if isinstance(number, bool) else number
@@ -355,76 +360,56 @@ class _StepBinder:
 
         return with_numbers
 
-    def _fitting(self, step: Launch) -> tuple[str, Sequence[Size]]:
+    def _fitting(self, planned: Launch) -> tuple[str, Sequence[Size]]:
         """Return the kernel that takes the numbers of a launch, and its arguments."""
-        entry = self._environment.plan.kernels.get(step.kernel)
+        entry = self._environment.plan.kernels.get(planned.kernel)
         if entry is None or not entry.most:
-            return step.kernel, step.arguments
-        given = dict(zip(entry.parameters, step.arguments, strict=True))
+            return planned.kernel, planned.arguments
+        given = dict(zip(entry.parameters, planned.arguments, strict=True))
         if all(self._size(given[name]) <= most for name, most in entry.most.items()):
-            return step.kernel, step.arguments
+            return planned.kernel, planned.arguments
         ((beyond, places),) = entry.beyond.items()
-        return beyond, [step.arguments[place] for place in places]
+        return beyond, [planned.arguments[place] for place in places]
 
     # ------------------------------------------------------------------------------------ Operators
 
-    def _call(self, step: OperatorStep) -> _Function:
-        given = _Arguments(self._memory, step.operator)
-        take = _taker([self._argument(item, given) for item in step.arguments])
-        names = tuple(step.keywords)
-        take_named = _taker([self._argument(item, given) for item in step.keywords.values()])
-        function, views, lists = given.function, tuple(given.views), tuple(given.lists)
-        failure = partial(_failed, self._environment.plan, step)
-        finish = self._finish(step, () if step.view else tuple(dict.fromkeys(given.tensors)))
-        used = [*(view[0] for view in views), *(place for place, _ in lists)]
+    def _call(self, planned: OperatorStep) -> list[_Function]:
+        given = _Arguments(self._memory, planned.operator, self._failure(planned))
+        arguments = [*planned.arguments, *planned.keywords.values()]
+        places = tuple([self._argument(item, given) for item in arguments])
         # A view may be lazily negative, which only torch's own views of it keep.
-        for name, spec in () if step.view else zip(step.outputs, step.results, strict=True):
-            if name is not None and spec is not None:
+        for name, spec in zip(planned.outputs, planned.results, strict=True):
+            if name is not None and spec is not None and not planned.view:
                 self._hold(name, self._shape(spec))
+        called = partial(step, given.function, places, tuple(planned.keywords))
+        apart = None if planned.view else tuple(dict.fromkeys(given.tensors))
+        found = [*given.made, *self._results_of(planned, called, apart)]
+        # What was made for this call alone holds memory that may be released next.
+        return [*found, step(None, tuple(given.made_places))] if given.made else found
 
-        if not used and not names:
-            return _plain_call(function, take, failure, finish)
-
-        def call(values: Values) -> None:
-            try:
-                for place, seen, view, sizes, strides, offset in views:
-                    values[place] = view(values[seen], sizes, strides, offset)
-                for place, listed in lists:
-                    values[place] = list(listed(values))
-                if names:
-                    named = dict(zip(names, take_named(values), strict=True))
-                    result = function(*take(values), **named)
-                else:
-                    result = function(*take(values))
-            except OperatorFailed as error:
-                raise failure(error.message) from error.__cause__
-            finish(values, result)
-            # What was made for this call alone holds memory that may be released next.
-            for place in used:
-                values[place] = None
-
-        return call
+    def _failure(self, planned: OperatorStep) -> Callable[[str], OperatorFailed]:
+        return partial(_failed, self._environment.plan, planned)
 
     def _argument(self, item: Any, given: _Arguments) -> int:
         """Return the place of an operator's argument; what has to be made of tensors before each
-        call is added to `given.views` and `given.lists`.
+        call is added to `given`.
         """
         if isinstance(item, dict) and "buffer" in item:
             buffer, spec = item["buffer"], item["spec"]
             place = self._place(buffer)
             if spec is not None:
                 sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
-                offset, seen, place = self._size(spec["offset"]), place, self._new()
-                view = self._view(buffer, sizes, strides, offset)
-                given.views.append((place, seen, view, sizes, strides, offset))
+                offset = self._size(spec["offset"])
+                view = given.guarded(self._view(buffer, sizes, strides, offset))
+                shown = (place, *map(self._new, (sizes, strides, offset)))
+                place = given.make(view, shown, self._new())
             given.tensors.append(place)
             return place
         if isinstance(item, dict) and "size" in item:
             return self._number(item["size"])
         if isinstance(item, list) and self._varies(item):
-            parts = [self._argument(part, given) for part in item]
-            given.lists.append((place := self._new(), _taker(parts)))
-            return place
+            parts = tuple([self._argument(part, given) for part in item])
+            return given.make(_listed, parts, self._new())
         return self._new(given.decoded(self._plain(item)))
 
     def _varies(self, item: Any) -> bool:
@@ -443,70 +428,78 @@ class _StepBinder:
             return self._known(item["size"])
         return item
 
-    def _finish(self, step: OperatorStep, tensors: Sequence[int]) -> Callable[[Values, Any], None]:
-        """Return what checks the results of a call, and puts them at their places.
+    def _results_of(
+        self,
+        planned: OperatorStep,
+        called: Callable[..., _Function],
+        apart: tuple[int, ...] | None,
+    ) -> list[_Function]:
+        """Return what calls an operator, checks its results, and puts them at their places.
 
         Args:
-            step: the call.
-            tensors: places of its arguments, none of whose addresses a new tensor may have.
+            planned: the call.
+            called: makes a step of it.
+            apart: places of its arguments, none of whose addresses a new tensor may have.
         """
-        failure = partial(_failed, self._environment.plan, step)
-        if len(step.results) != len(step.outputs):
-            raise failure(f"expected {len(step.outputs)} layouts, got {len(step.results)}")
-        checks = [
-            None if name is None or spec is None else self._checked(step, name, spec, tensors)
-            for name, spec in zip(step.outputs, step.results, strict=True)
+        failure, count = self._failure(planned), len(planned.outputs)
+        if len(planned.results) != count:
+            raise failure(f"expected {count} layouts, got {len(planned.results)}")
+        checked = [
+            (number, self._checked(planned, name, spec, apart))
+            for number, (name, spec) in enumerate(
+                zip(planned.outputs, planned.results, strict=True)
+            )
+            if name is not None and spec is not None
         ]
+        if planned.single and count == 1 and checked:
+            return [called(**checked[0][1])]
+        several = self._new()
 
-        if step.single and len(checks) == 1 and checks[0] is not None:
-            return checks[0]
-
-        def finish(values: Values, result: Any) -> None:
-            results = (result,) if step.single else result
+        def look(values: Values, result: Any) -> None:
+            results = (result,) if planned.single else result
             if not isinstance(results, (list, tuple)):
                 raise failure(f"expected a tuple of results, got {type(result).__name__}")
-            if len(results) != len(checks):
-                raise failure(f"expected {len(checks)} results, got {len(results)}")
-            for value, check in zip(results, checks, strict=True):
-                if check is not None:
-                    check(values, value)
+            if len(results) != count:
+                raise failure(f"expected {count} results, got {len(results)}")
+            values[several] = results
 
-        return finish
+        return [
+            called(finish=look),
+            *(step(itemgetter(number), (several,), **check) for number, check in checked),
+            step(None, (several,)),
+        ]
 
     def _checked(
-        self, step: OperatorStep, name: str, spec: TensorSpec, tensors: Sequence[int]
-    ) -> Callable[[Values, Any], None]:
-        """Return what puts a result at its place in the layout that torch traced, in which the
-        program reads it.
+        self, planned: OperatorStep, name: str, spec: TensorSpec, apart: tuple[int, ...] | None
+    ) -> Mapping[str, Any]:
+        """Return how a step puts a result at its place in the layout that torch traced, in which
+        the program reads it.
         """
-        place, given, view = self._place(name), tuple(tensors), step.view
-        look = self._looking(step, name, spec, given)
+        place = self._place(name)
+        look = self._looking(planned, name, spec, apart or ())
         recognizer_of = getattr(self._memory, "recognizer", None)
-        # What tells a result like one that was right: most are.
-        recognized: Callable[..., bool] | None = None
 
-        def check(values: Values, value: Any) -> None:
-            nonlocal recognized
-            if recognized and recognized(value) and (view or is_apart(value, values, given)):
-                values[place] = value
-                return
+        def finish(values: Values, value: Any) -> Callable[..., bool] | None:
             found = values[place] = look(values, value)
-            if found is value and recognizer_of is not None:
-                recognized = recognizer_of([value])
+            if found is not value or recognizer_of is None:
+                return None
+            # What tells a result like one that was right: most are.
+            recognizes: Callable[..., bool] | None = recognizer_of([value])
+            return recognizes
 
-        return check
+        return {"result": place, "finish": finish, "apart": apart}
 
     def _looking(
-        self, step: OperatorStep, name: str, spec: TensorSpec, given: tuple[int, ...]
+        self, planned: OperatorStep, name: str, spec: TensorSpec, given: tuple[int, ...]
     ) -> Callable[[Values, Any], Any]:
         """Return what compares a result with what torch traced, and returns it, or a copy where it
         cannot be read as it lies.
         """
-        operator, failure = step.operator, partial(_failed, self._environment.plan, step)
+        operator, failure = planned.operator, self._failure(planned)
         shape, strides = self._shape(spec)
         copied, may_be_anywhere = self._environment.copied, self._environment.may_be_anywhere
         expected = None if spec.device == HOST else getattr(self._memory, "device", None)
-        may_be_lazy = step.view and name not in self._read_by_kernels
+        may_be_lazy = planned.view and name not in self._read_by_kernels
 
         def look(values: Values, value: Any) -> Any:
             if not hasattr(value, "shape"):
@@ -519,7 +512,7 @@ class _StepBinder:
                 raise _wrong_result(operator, spec.dtype, shape, value)
             fits = same_strides(shape, strides, strides_of(value))
             readable = fits and (may_be_lazy or not is_lazy(value))
-            if readable and (step.view or is_apart(value, values, given)):
+            if readable and (planned.view or is_apart(value, values, given)):
                 return value
             return copied(value, shape, strides)
 
@@ -529,26 +522,50 @@ class _StepBinder:
 class _Arguments:
     """The arguments of an operator's call, as they are bound.
 
+    Args:
+        memory: whose operator it is.
+        operator: its name.
+        failure: makes the error of a call that the memory refuses.
+
     Attributes:
         function: what is called.
         tensors: their places.
-        views: place, place of a buffer, and how that is shown at the first one before the call.
-        lists: place, and what takes the parts of a list that is put there after that.
+        made: steps that make views and lists before the call.
+        made_places: where these are put.
     """
 
-    def __init__(self, memory: Any, operator: str) -> None:
+    def __init__(
+        self, memory: Any, operator: str, failure: Callable[[str], OperatorFailed]
+    ) -> None:
         find = getattr(memory, "bound_operator", None)
         self._found = None if find is None else find(operator)
+        self._failure = failure
         self.function: Callable[..., Any] = (
-            partial(_called, memory, operator) if self._found is None else self._found[0]
+            self.guarded(partial(_called, memory, operator))
+            if self._found is None
+            else self._found[0]
         )
         self.tensors: list[int] = []
-        self.views: list[tuple[int, int, Callable[..., Any], Any, Any, int]] = []
-        self.lists: list[tuple[int, Callable[[Values], tuple[Any, ...]]]] = []
+        self.made: list[_Function] = []
+        self.made_places: list[int] = []
 
     def decoded(self, item: Any) -> Any:
         """Return an argument as the function takes it."""
         return item if self._found is None else self._found[1](item)
+
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of the memory's, whose refusals say at which step they came; torch's
+        own refuse nothing so.
+        """
+        if self._found is not None:
+            return function
+        return partial(_guarded, function, self._failure)
+
+    def make(self, function: Callable[..., Any], places: tuple[int, ...], place: int) -> int:
+        """Add what is made before the call, and return its place."""
+        self.made.append(step(function, places, result=place))
+        self.made_places.append(place)
+        return place
 
 
 def _in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[str]:
@@ -564,58 +581,20 @@ def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any
     return memory.call(operator, list(arguments), keywords)
 
 
-def _plain_call(
+def _guarded(
     function: Callable[..., Any],
-    take: Callable[[Values], tuple[Any, ...]],
     failure: Callable[[str], OperatorFailed],
-    finish: Callable[[Values, Any], None],
-) -> _Function:
-    """Return what calls an operator with tensors and numbers as they lie among the values."""
-
-    def call(values: Values) -> None:
-        try:
-            result = function(*take(values))
-        except OperatorFailed as error:
-            raise failure(error.message) from error.__cause__
-        finish(values, result)
-
-    return call
+    *arguments: Any,
+    **keywords: Any,
+) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except OperatorFailed as error:
+        raise failure(error.message) from error.__cause__
 
 
-def _clearing(places: Sequence[int]) -> _Function:
-    (first, *others) = places
-
-    def clear_one(values: Values) -> None:
-        values[first] = None
-
-    def clear(values: Values) -> None:
-        for place in places:
-            values[place] = None
-
-    return clear if others else clear_one
-
-
-def _in_turn(steps: Sequence[_Function]) -> _Function:
-    def run(values: Values) -> None:
-        for step in steps:
-            step(values)
-
-    return run
-
-
-def _into(place: int, make: _Function) -> _Function:
-    def put(values: Values) -> None:
-        values[place] = make(values)
-
-    return put
-
-
-def _taker(places: Sequence[int]) -> Callable[[Values], tuple[Any, ...]]:
-    """Return what takes the values at some places."""
-    if len(places) == 1:
-        (place,) = places
-        return lambda values: (values[place],)
-    return itemgetter(*places) if places else lambda _: ()
+def _listed(*items: Any) -> list[Any]:
+    return list(items)
 
 
 def _wrong_device(operator: str, expected: Any, got: Any) -> UnsupportedOperator:
@@ -640,10 +619,10 @@ def _wrong_result(
     )
 
 
-def _failed(plan: ProgramPlan, step: OperatorStep, reason: str) -> OperatorFailed:
-    number = next(place for place, other in enumerate(plan.steps) if other is step)
+def _failed(plan: ProgramPlan, planned: OperatorStep, reason: str) -> OperatorFailed:
+    number = next(place for place, other in enumerate(plan.steps) if other is planned)
     return OperatorFailed(
-        f"step {number} of the program, {step.operator}: {reason}",
-        operator=step.operator,
+        f"step {number} of the program, {planned.operator}: {reason}",
+        operator=planned.operator,
         step=number,
     )

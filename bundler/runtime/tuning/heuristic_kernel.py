@@ -263,6 +263,9 @@ class HeuristicKernel:
             with tuned.on_stream(stream):
                 self._first_run(bound)
 
+    # What binds programs launches it with `tuned.again` then, without a frame of Python.
+    __call__ = run
+
     def _launch_known(self, args: tuple[Any, ...], stream: int | None) -> bool:
         """Launch a call whose config is known; False where it is not, or the stream is not the
         current one.
@@ -531,6 +534,7 @@ class RepeatedLaunches:
     Attributes:
         launch: gets the numbers at the end of a call, then the kernel's arguments; None where there
             is no compiled dispatcher.
+        start, count: as given.
         device, stream: the driver's, to tell whether a stream is the current one.
     """
 
@@ -543,7 +547,7 @@ class RepeatedLaunches:
         grid_of: GridOf,
         fixed: dict[str, Any],
     ) -> None:
-        self.tuned, self.start, self.slow = tuned, start, slow
+        self.tuned, self.start, self.count, self.slow = tuned, start, count, slow
         self.grid_of, self.fixed = grid_of, fixed
         state = tuned.ready()
         self.device, self.stream = state.driver.device, state.driver.stream
