@@ -190,6 +190,7 @@ class _StepBinder:
         self._read_by_kernels = frozenset(read_by_kernels(environment.plan))
         self.start: Values = []
         self.floats: dict[str, int] = {}
+        self._constants: dict[str, int] = {}
         self._read: set[int] = set()
         # Buffer -> its place, and how many elements it spans, where that is known.
         self._places: dict[str, int] = {}
@@ -288,6 +289,16 @@ class _StepBinder:
         self.start.append(value)
         return input_place(len(self._inputs)) + len(self.start) - 1
 
+    def _constant(self, value: Any) -> int:
+        """Return the place of a value that no step changes: a call has each of them once, however
+        many steps are given it.
+        """
+        # Numbers that are equal may differ in type or sign, which their text tells.
+        text = repr(value)
+        if text not in self._constants:
+            self._constants[text] = self._new(value)
+        return self._constants[text]
+
     def _place(self, buffer: str) -> int:
         found = self._places.get(buffer)
         if found is None:
@@ -304,7 +315,7 @@ class _StepBinder:
             if size not in self.floats:
                 self.floats[size] = self._new()
             return self.floats[size]
-        return self._new(self._known(size))
+        return self._constant(self._known(size))
 
     def _known(self, size: Size) -> Any:
         """Return a size, or one of the plan's values that is no float."""
@@ -401,7 +412,7 @@ class _StepBinder:
                 sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
                 offset = self._size(spec["offset"])
                 view = given.guarded(self._view(buffer, sizes, strides, offset))
-                shown = (place, *map(self._new, (sizes, strides, offset)))
+                shown = (place, *map(self._constant, (sizes, strides, offset)))
                 place = given.make(view, shown, self._new())
             given.tensors.append(place)
             return place
@@ -410,7 +421,7 @@ class _StepBinder:
         if isinstance(item, list) and self._varies(item):
             parts = tuple([self._argument(part, given) for part in item])
             return given.make(_listed, parts, self._new())
-        return self._new(given.decoded(self._plain(item)))
+        return self._constant(given.decoded(self._plain(item)))
 
     def _varies(self, item: Any) -> bool:
         """Whether an argument has tensors, or numbers that each call has anew."""
