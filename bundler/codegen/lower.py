@@ -65,6 +65,7 @@ from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOp
 from bundler.codegen.lowerings.product_lowerings import is_patches
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
 from bundler.codegen.lowerings.view_lowerings import reshaped
+from bundler.codegen.pixel_products import as_images, is_of_pixels, pixel_product
 from bundler.codegen.source_nodes import SourceNodes
 from bundler.codegen.trace import EXPORTED, MODULE_NAMES, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
@@ -447,25 +448,33 @@ class _Reader:
             named = dict(zip(("self", "mat2"), factors, strict=True))
             positional = tuple(factors)
             product = replace(call, name="aten.mm.default", arguments=named, positional=positional)
-            return self._with_bias(product, bias)
-        if call.name != "aten.convolution.default" or self._graph.device == CPU:
-            return lower(builder, call, fallbacks)
-        if call.template and is_patches(call):
+            (found,) = lower(builder, product, fallbacks)
+            assert found is not None
+            return self._biased(found, bias, call)
+        if call.name != "aten.convolution.default" or (call.template and is_patches(call)):
             return lower(builder, call, fallbacks)
         images, weight, bias, *rest = call.positional
-        if bias is None or call.dtype not in _FLOATS:
-            return lower(builder, call, fallbacks)
-        # torch adds the bias behind cuDNN's convolution; a kernel that reads the result can do it.
         product = replace(call, positional=(images, weight, None, *rest))
+        of_pixels = is_of_pixels(call)
+        if of_pixels:
+            product = pixel_product(call)
+        elif bias is None or call.dtype not in _FLOATS or self._graph.device == CPU:
+            return lower(builder, call, fallbacks)
+        (found,) = lower(builder, product, fallbacks)
+        assert found is not None
+        found = as_images(found, call.sizes) if of_pixels else found
+        if bias is None:
+            return (found,)
+        # torch adds the bias behind cuDNN's convolution; a kernel that reads the result can do it.
         one = sympy.Integer(1)
-        return self._with_bias(
-            product, reshaped(bias, (*bias.sizes, *[one] * (len(call.sizes) - 2)))
-        )
+        shift = reshaped(bias, (*bias.sizes, *[one] * (len(call.sizes) - 2)))
+        return self._biased(found, shift, call)
 
-    def _with_bias(self, call: OperatorCall, bias: LazyTensor) -> tuple[LazyTensor | None, ...]:
+    def _biased(
+        self, product: LazyTensor, bias: LazyTensor, call: OperatorCall
+    ) -> tuple[LazyTensor | None, ...]:
         """Return the result of an operator that is called, and a bias that its readers add."""
         builder, fallbacks = self._graph.builder, self._graph.fallbacks
-        (product,) = lower(builder, call, fallbacks)
         given = {"self": product, "other": bias}
         added = replace(
             call, name="aten.add.Tensor", arguments=given, positional=tuple(given.values())

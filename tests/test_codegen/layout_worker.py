@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import sys
+from functools import partial
 
 os.environ["XDG_CACHE_HOME"] = sys.argv[1]
 
@@ -211,6 +212,24 @@ def of_one_channel(x, weight, second):
     return F.conv2d(y, second, groups=1), F.conv2d(y, weight[:, :1].repeat(2, 1, 1, 1), groups=8)
 
 
+def of_pixels(x, weight, bias, other):
+    """Windows of one pixel: of whole images, of what is computed, of parts, of one pixel alone;
+    the last one leaves pixels out.
+    """
+    y = F.conv2d(x, weight, bias)
+    z = F.conv2d((y * 2).relu(), other)
+    part = F.conv2d(x[:, 8:, ::2, 1:], other[:, :8])
+    gates = F.conv2d(x.amax((2, 3), keepdim=True), weight)
+    seen = z.permute(0, 2, 3, 1), z.argmax(), y.flatten(2)[..., 3:], F.max_pool2d(z, 2)
+    return y, z + y, part, gates.flatten(1), *seen, F.conv2d(F.conv2d(y, other), other, stride=2)
+
+
+def of_whole_numbers(dtype):
+    """Return what `of_pixels` is given, so that all sums are exact."""
+    shapes = ((2, 16, 6, 4), (16, 16, 1, 1), (16,), (16, 16, 1, 1))
+    return [small(shape, seed=n).sign().to(dtype) for n, shape in enumerate(shapes)]
+
+
 def images():
     return [small((2, 3, 6, 4)), small((8, 3, 3, 3), seed=1), small((9, 8, 3, 3), seed=2)]
 
@@ -280,6 +299,17 @@ GENERATED = {
         lambda: [x.contiguous(memory_format=torch.channels_last) for x in images()],
     ),
     "branches": (branches, images),
+    **{
+        f"{dtype} pixels": (of_pixels, partial(of_whole_numbers, dtype))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    },
+    "pixels in channels last": (
+        of_pixels,
+        lambda: [
+            x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+            for x in of_whole_numbers(torch.bfloat16)
+        ],
+    ),
     "changed between convolutions": (changed_between, images),
     "one channel": (of_one_channel, lambda: [small((2, 3, 9, 8)), *images()[1:]]),
     "slices": (slices, lambda: [small((6, 8))]),

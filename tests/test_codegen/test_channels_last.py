@@ -88,6 +88,54 @@ def test_a_kernel_adds_the_bias():
     assert call.arguments[2] is not None
 
 
+def of_pixels(dtype=torch.bfloat16, channels=16, size=1, device="cuda", **options):
+    """Return the operators that a convolution of half of the channels and one behind it call."""
+
+    def function(x, weight):
+        return F.conv2d(F.conv2d(x, weight, **options).relu(), weight, **options)
+
+    weight = torch.ones(channels, channels // options.get("groups", 1), size, size, dtype=dtype)
+    given = torch.ones(2, channels, 8, 8, dtype=dtype)
+    steps = steps_of(function, given, weight, device=device)
+    return [step for step in steps if isinstance(step, OperatorStep)], steps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_windows_of_one_pixel_are_products_of_what_lies_there_already(dtype):
+    """Rows of pixels are the images themselves: the first are converted, and nothing is between a
+    product and the next but what is computed.
+    """
+    (first, second), steps = of_pixels(dtype)
+    assert {first.operator, second.operator} == {"aten.mm.default"}
+    rows, factor = (one["spec"] for one in first.arguments)
+    assert (rows["sizes"], rows["strides"]) == ((128, 16), (16, 1))
+    assert (factor["sizes"], factor["strides"]) == ((16, 16), (1, 16))
+    assert second.arguments == (
+        {"buffer": second.arguments[0]["buffer"], "spec": None},
+        first.arguments[1],
+    )
+    # The images are converted, the first result is rectified where it lies, the last is converted.
+    assert sum(isinstance(step, Launch) for step in steps) == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"dtype": torch.float32},
+        {"channels": 12},
+        {"size": 3, "padding": 1},
+        {"groups": 2},
+        {"padding": 1},
+        {"stride": 2},
+    ],
+    ids=str,
+)
+def test_other_convolutions_stay(asked):
+    """float32 has a precision of its own in cuDNN, and cuBLAS reads uneven rows slowly."""
+    steps, _ = of_pixels(**asked)
+    assert [step.operator for step in steps] == [CONVOLUTION] * 2
+
+
 def test_images_of_one_channel_are_told_to_lie_in_channels_last():
     """Their strides in rows are those in channels last, so that cuDNN would return rows."""
     (call,) = operators(steps_of(convolution(1, 8, 3), torch.ones(2, 1, 9, 9)))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pixel_product`: a convolution whose windows are single pixels, called as what it is in channels
+last: a product of the pixels' rows and the weights.
+
+cuBLAS is asked in a fraction of the host's time that torch's way through cuDNN takes, and computes
+the like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from bundler.codegen.loops.lazy_tensors import LazyTensor, Reference
+from bundler.codegen.loops.loop_nodes import contiguous_strides
+from bundler.codegen.lowerings.operator_calls import OperatorCall
+from bundler.codegen.lowerings.product_lowerings import is_patches
+from bundler.codegen.lowerings.view_lowerings import permuted, reshaped
+
+_HALVES = frozenset({"float16", "bfloat16"})
+# Of the rows that cuBLAS reads in whole words of 16 bytes.
+_EVEN = 8
+_IMAGE_DIMENSIONS = 4
+WANTED = [True]
+
+
+def is_of_pixels(call: OperatorCall) -> bool:
+    """Whether a call is such a convolution, given channels last.
+
+    One of float32 stays: torch has a setting for the precision of either way.
+    """
+    images, weight = call.arguments["input"], call.arguments["weight"]
+    assert isinstance(images, LazyTensor)
+    assert isinstance(weight, LazyTensor)
+    made, read, *window = weight.sizes
+    return (
+        WANTED[0]
+        and call.place is not None
+        and images.dtype in _HALVES
+        and len(images.sizes) == _IMAGE_DIMENSIONS
+        and all(size == 1 for size in window)
+        and made % _EVEN == 0
+        and read % _EVEN == 0
+        and is_patches(call)
+    )
+
+
+def pixel_product(call: OperatorCall) -> OperatorCall:
+    """Return the call of the product, of rows of pixels and of weights where these lie."""
+    images, weight = call.arguments["input"], call.arguments["weight"]
+    made, read = weight.sizes[:2]
+    rows = images.sizes[0] * images.sizes[2] * images.sizes[3]
+    pixels = reshaped(permuted(images, (0, 2, 3, 1)), (rows, read))
+    factor = permuted(reshaped(weight, (made, read)), (1, 0))
+    one = sympy.Integer(1)
+
+    def place(tensor: LazyTensor) -> Reference:
+        assert call.place is not None
+        is_image = tensor is pixels
+        found = call.place(images if is_image else weight)
+        strides = (read, one) if is_image else (one, read)
+        layout = replace(found.layout, sizes=tensor.sizes, strides=strides)
+        return replace(found, layout=layout)
+
+    sizes = (rows, made)
+    result = replace(call.result, sizes=sizes, strides=contiguous_strides(sizes))
+    return replace(
+        call,
+        name="aten.mm.default",
+        arguments={"self": pixels, "mat2": factor},
+        positional=(pixels, factor),
+        keywords={},
+        results=(result,),
+        place=place,
+    )
+
+
+def as_images(product: LazyTensor, sizes: tuple[sympy.Expr, ...]) -> LazyTensor:
+    """Return a product's rows as the images that they are."""
+    count, made, *numbers = sizes
+    return permuted(reshaped(product, (count, *numbers, made)), (0, 3, 1, 2))
