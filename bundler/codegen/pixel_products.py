@@ -34,14 +34,16 @@ def is_of_pixels(call: OperatorCall) -> bool:
     assert isinstance(images, LazyTensor)
     assert isinstance(weight, LazyTensor)
     made, read, *window = weight.sizes
+    even = made % _EVEN == 0 and read % _EVEN == 0
+    # Gates of channels have few numbers, whichever way these are read.
+    of_one = all(size == 1 for size in images.sizes[2:])
     return (
         WANTED[0]
         and call.place is not None
         and images.dtype in _HALVES
         and len(images.sizes) == _IMAGE_DIMENSIONS
         and all(size == 1 for size in window)
-        and made % _EVEN == 0
-        and read % _EVEN == 0
+        and (even or of_one)
         and is_patches(call)
     )
 

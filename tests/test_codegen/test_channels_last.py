@@ -118,6 +118,12 @@ def test_windows_of_one_pixel_are_products_of_what_lies_there_already(dtype):
     assert sum(isinstance(step, Launch) for step in steps) == 3
 
 
+def test_gates_of_a_few_channels_are_products_however_uneven():
+    """One pixel an image is nothing to read; of whole images uneven rows are read slowly."""
+    steps = steps_of(F.conv2d, *(torch.ones(8, 6, 1, 1).bfloat16() for _ in range(2)))
+    assert [one.operator for one in steps if isinstance(one, OperatorStep)] == ["aten.mm.default"]
+
+
 @pytest.mark.parametrize(
     "asked",
     [
