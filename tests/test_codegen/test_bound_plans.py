@@ -14,6 +14,7 @@ from bundler.errors import OperatorFailed  # noqa: E402
 from bundler.runtime.program import run  # noqa: E402
 from bundler.runtime.program.bound_plan import BoundPlan  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
+    Allocate,
     Input,
     Launch,
     OperatorStep,
@@ -199,3 +200,80 @@ def test_a_call_computes_what_was_traced_whatever_is_on_around_it():
     assert torch.is_grad_enabled()
     assert not result.requires_grad
     assert result.equal(torch.ones(4, 4) @ weight.detach())
+
+
+class Allocating(TorchMemory):
+    """Notes what is made, and how it is shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.shown = [], []
+
+    def allocate(self, dtype, sizes, strides):
+        self.made.append(sizes)
+        return super().allocate(dtype, sizes, strides)
+
+    def view(self, tensor, sizes, strides, offset):
+        self.shown.append(sizes)
+        return super().view(tensor, sizes, strides, offset)
+
+
+ROWS = TensorSpec("float32", (2, 2, 3), (6, 3, 1))
+SQUARE = TensorSpec("float32", (4, 4), (4, 1))
+
+
+def shown(sizes, strides, *, dtype="float32", offset=0):
+    return {"dtype": dtype, "sizes": sizes, "strides": strides, "offset": offset, "device": ""}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "returned", "made"),
+    [
+        (shown((4, 3), (3, 1)), shown((4, 3), (3, 1)), False, (4, 3)),
+        (shown((4, 3), (3, 1)), shown((4, 3), (1, 4)), False, (2, 2, 3)),
+        (shown((4, 2), (3, 1)), shown((4, 2), (3, 1)), False, (2, 2, 3)),
+        (shown((4, 2), (3, 1), offset=1), shown((4, 2), (3, 1), offset=1), False, (2, 2, 3)),
+        (
+            shown((4, 3), (3, 1), dtype="int32"),
+            shown((4, 3), (3, 1), dtype="int32"),
+            False,
+            ROWS.sizes,
+        ),
+        (shown((4, 3), (3, 1)), shown((4, 3), (3, 1)), True, (2, 2, 3)),
+    ],
+    ids=["alike", "unlike", "a part", "a later part", "another type", "a result"],
+)
+def test_a_buffer_is_made_as_operators_are_given_it(one, other, returned, made):
+    """Where all of them see it alike, and whole, nothing shows it to them in another way."""
+    memory = Allocating()
+    steps = [
+        Allocate("rows", ROWS),
+        Launch("count", ("@rows",), {"xnumel": 12}),
+        *(
+            OperatorStep(
+                "aten.sum.dim_IntList",
+                ({"buffer": "rows", "spec": spec}, [1]),
+                {},
+                (name,),
+                True,
+                (TensorSpec("float32", spec["sizes"][:1], (1,)),),
+            )
+            for name, spec in (("first", one), ("second", other))
+        ),
+    ]
+    outputs = (Output("first"), Output("second"), *([Output("rows", ROWS)] if returned else []))
+    plan = ProgramPlan((Input("x", SQUARE),), {}, tuple(steps), outputs, {})
+
+    def launch(_, arguments, __):
+        (rows,) = arguments
+        rows.set_(torch.arange(12.0).untyped_storage(), 0, rows.shape, rows.stride())
+
+    found = ProgramRunner(plan, launch, memory)(torch.ones(4, 4))
+    whole = torch.arange(12.0)
+    for got, spec in zip(found, (one, other), strict=False):
+        seen = whole.as_strided(spec["sizes"], spec["strides"], spec["offset"])
+        assert torch.equal(got, seen.sum(1))
+    assert memory.made == [made]
+    assert len(memory.shown) == (0 if made == one["sizes"] else 2) + returned
+    if returned:
+        assert torch.equal(found[2], whole.view(2, 2, 3))

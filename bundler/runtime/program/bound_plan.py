@@ -51,6 +51,8 @@ from bundler.runtime.program.workspace import Workspace
 # Where what draws seeds of random numbers lies.
 _SEEDS = 0
 _Function = Callable[[Values], Any]
+# Sizes and strides.
+_Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,8 @@ class _StepBinder:
             self.workspace = found if found.buffers else None
         self._work = frozenset(() if self.workspace is None else self.workspace.buffers)
         self._alone = _in_one_result(environment.plan, environment.constants)
+        # Buffer -> the layout in which operators are given it; those that are made in that one.
+        self._given, self._made_as_given = _given_alike(environment.plan), set[str]()
 
     def is_work(self, planned: Step) -> bool:
         """Whether anything is left to do in a step, beside a buffer of the workspace."""
@@ -225,7 +229,7 @@ class _StepBinder:
                 draw = methodcaller("__call__", count)
                 return [step(draw, (_SEEDS,), result=self._place(name))]
             case Allocate(name, spec):
-                shape = self._shape(spec)
+                shape = self._made_shape(name, spec)
                 self._hold(name, shape)
                 bound = getattr(self._memory, "bound_allocate", None)
                 allocate = (
@@ -323,10 +327,23 @@ class _StepBinder:
             return self._sizes[size]
         return self._size(size)
 
-    def _shape(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _shape(self, spec: TensorSpec) -> _Shape:
         return tuple(map(self._size, spec.sizes)), tuple(map(self._size, spec.strides))
 
-    def _hold(self, buffer: str, shape: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def _made_shape(self, name: str, spec: TensorSpec) -> _Shape:
+        """Return sizes and strides of a buffer where it is made: as operators are given it, if all
+        are given the same, so that no call shows it in another way.  Kernels are told none.
+        """
+        planned, given = self._shape(spec), self._given.get(name)
+        if given is None or given.get("dtype") != spec.dtype or self._size(given["offset"]) != 0:
+            return planned
+        sizes, strides = (tuple(map(self._size, given[n])) for n in ("sizes", "strides"))
+        if span(sizes, strides) != span(*planned):
+            return planned
+        self._made_as_given.add(name)
+        return sizes, strides
+
+    def _hold(self, buffer: str, shape: _Shape) -> None:
         self._spans[buffer] = span(*shape)
 
     def _view(
@@ -408,7 +425,7 @@ class _StepBinder:
         if isinstance(item, dict) and "buffer" in item:
             buffer, spec = item["buffer"], item["spec"]
             place = self._place(buffer)
-            if spec is not None:
+            if spec is not None and buffer not in self._made_as_given:
                 sizes, strides = (tuple(map(self._size, spec[n])) for n in ("sizes", "strides"))
                 offset = self._size(spec["offset"])
                 view = given.guarded(self._view(buffer, sizes, strides, offset))
@@ -586,6 +603,30 @@ def _in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[s
     results = Counter(output.buffer for output in plan.outputs if output.buffer is not None)
     given = {*constants, *(item.name for item in plan.inputs)}
     return frozenset(name for name, count in results.items() if count == 1 and name not in given)
+
+
+def _given_alike(plan: ProgramPlan) -> Mapping[str, Mapping[str, Any]]:
+    """Return the layouts of buffers that no result is made of, and that all operators are given in
+    the same one.
+    """
+    found: dict[str, list[Any]] = {}
+    for planned in plan.every_step:
+        if isinstance(planned, OperatorStep):
+            for item in _buffers_in([*planned.arguments, *planned.keywords.values()]):
+                found.setdefault(item["buffer"], []).append(item["spec"])
+    for output in plan.outputs:
+        found.pop(output.buffer or "", None)
+    return {
+        name: one for name, (one, *more) in found.items() if one and all(one == o for o in more)
+    }
+
+
+def _buffers_in(item: Any) -> Iterable[Mapping[str, Any]]:
+    if isinstance(item, list):
+        for part in item:
+            yield from _buffers_in(part)
+    elif isinstance(item, dict) and "buffer" in item:
+        yield item
 
 
 def _called(memory: Any, operator: str, *arguments: Any, **keywords: Any) -> Any:
