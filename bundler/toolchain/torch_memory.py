@@ -62,6 +62,13 @@ class TorchMemory:
         self._operators: dict[str, Any] = {}
         if self._device.type == "cuda" and self._device.index is None:
             self._device = self._torch.device("cuda", self._torch.cuda.current_device())
+        # torch's own function first looks whether CUDA was begun.
+        of_kind = getattr(getattr(self._torch, self._device.type, None), "current_device", None)
+        self._current: Any = getattr(
+            self._torch._C,  # noqa: SLF001
+            f"_{self._device.type}_getDevice",
+            of_kind,
+        )
         # What the code of Inductor allocates and views by, at a third and half of the cost.
         inner = getattr(self._torch._C, "_dynamo", None)  # noqa: SLF001
         self._guards: Any = getattr(inner, "guards", None)
@@ -76,12 +83,10 @@ class TorchMemory:
         operators compute what was traced: without autocast, without functions in place of torch's,
         and without gradients, which would follow through operators alone and not through kernels.
         """
-        torch, kind = self._torch, self._device.type
-        accelerator: Any = getattr(torch, kind, None)
-        made: Any = getattr(accelerator, "device", None)
+        torch, kind, index = self._torch, self._device.type, self._device.index
         contexts: list[AbstractContextManager[Any]] = []
-        if made is not None and self._device.index not in {None, accelerator.current_device()}:
-            contexts.append(made(self._device))
+        if index is not None and self._current is not None and index != self._current():
+            contexts.append(getattr(torch, kind).device(self._device))
         if torch.is_grad_enabled():
             contexts.append(torch.no_grad())
         if torch.is_autocast_enabled(kind):

@@ -202,6 +202,35 @@ def test_a_call_computes_what_was_traced_whatever_is_on_around_it():
     assert result.equal(torch.ones(4, 4) @ weight.detach())
 
 
+class Calling(TorchMemory):
+    """Notes what operators are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def call(self, operator, arguments, keywords):
+        self.given.append(arguments[1:])
+        return torch.ones(4)
+
+
+def test_equal_constants_of_other_types_and_signs_stay_what_they_are():
+    """Each of a call's constants is held once; 1, 1.0 and True are three."""
+    constants = [1, 1.0, True, 0.0, -0.0, "1", None, [1, 2], [1.0, 2], [True, 2], 1, [1, 2]]
+    step = OperatorStep(
+        "aten.relu.default",
+        ({"buffer": "x", "spec": None}, *constants),
+        {},
+        ("y",),
+        True,
+        (VECTOR,),
+    )
+    plan = ProgramPlan((Input("x", VECTOR),), {}, (step, step), (Output("y"),), {})
+    memory = Calling()
+    ProgramRunner(plan, lambda *_: None, memory)(torch.ones(4))
+    assert list(map(repr, memory.given)) == [repr(constants)] * 2
+
+
 class Allocating(TorchMemory):
     """Notes what is made, and how it is shown."""
 
