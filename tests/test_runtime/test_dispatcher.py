@@ -215,6 +215,36 @@ def test_the_wheel_has_the_dispatcher():
     assert done.stdout.strip() == "bundler.runtime.launch._launch"
 
 
+LEFT_TO_THE_LAST_COLLECTION = """
+import gc, sys
+import bundler.runtime.launch
+from bundler.runtime.launch import _launch
+
+class Kernel(_launch.Gridded):
+    pass
+
+class Holder:
+    pass
+
+kernel, holder = Kernel(), Holder()
+kernel._launch = print
+holder.all = [holder, Kernel, _launch, kernel[(1,)]]
+del sys.modules["bundler.runtime.launch._launch"], bundler.runtime.launch._launch
+del Kernel, kernel, holder, _launch
+print(gc.collect() > 0)
+"""
+
+
+def test_a_kernel_with_its_grid_may_go_with_its_type():
+    """As at the end of a process, which crashed where a collection took the type first."""
+    if compiled_dispatch.dispatcher_type() is None:
+        pytest.skip("the extension is not built")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LEFT_TO_THE_LAST_COLLECTION], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
 @compiled_only
 def test_another_constant_is_launched_without_a_call_of_python(cuda, counted):
     """The shape of the first call is enough: Python looks the constant up, and neither reads nor

@@ -63,11 +63,14 @@ static int bound_clear(bound_t *self) {
 
 static void bound_dealloc(bound_t *self) {
   PyTypeObject *type = Py_TYPE(self);
+  PyObject *module;
   state_t *state;
   PyObject_GC_UnTrack(self);
   bound_clear(self);
-  state = PyType_GetModuleState(type);
-  if (state->spare == NULL)
+  /* None where the type goes in the same collection, as at the end of a process. */
+  module = ((PyHeapTypeObject *)type)->ht_module;
+  state = module == NULL ? NULL : PyModule_GetState(module);
+  if (state != NULL && state->spare == NULL)
     state->spare = self;
   else
     type->tp_free(self);

@@ -78,7 +78,7 @@ static int put_result(step_t *self, PyObject *values, PyObject *result) {
 
 /* Notes how `again` launches calls of this step; returns -1 with an exception. */
 static int learn_again(step_t *self, PyObject *again, PyObject *const *given) {
-  PyObject *launch = PyObject_GetAttrString(again, "launch"), *numbers = NULL;
+  PyObject *launch = PyObject_GetAttrString(again, "launch"), *numbers = NULL, *old[3];
   PyObject *start = PyObject_GetAttrString(again, "start"),
            *count = PyObject_GetAttrString(again, "count");
   Py_ssize_t from = start == NULL ? -1 : PyLong_AsSsize_t(start),
@@ -99,10 +99,15 @@ static int learn_again(step_t *self, PyObject *again, PyObject *const *given) {
   }
   if (!fits)
     Py_CLEAR(launch);
+  old[0] = self->launch;
+  old[1] = self->numbers;
+  old[2] = self->again;
   self->taken = taken;
-  Py_XSETREF(self->launch, launch);
-  Py_XSETREF(self->numbers, numbers);
-  Py_XSETREF(self->again, Py_NewRef(again));
+  self->launch = launch;
+  self->numbers = numbers;
+  self->again = Py_NewRef(again);
+  for (index = 0; index < 3; index++) /* when all are in place: what goes may run Python */
+    Py_XDECREF(old[index]);
   return 0;
 }
 
