@@ -39,6 +39,7 @@ from bundler.codegen.channels_last import (
     is_convolution,
 )
 from bundler.codegen.determinism import refuse_unordered
+from bundler.codegen.gradient_sums import running_sums
 from bundler.codegen.graph_errors import located, user_line
 from bundler.codegen.loops.data_types import DATA_TYPES, data_type
 from bundler.codegen.loops.index_functions import FloorDiv
@@ -64,7 +65,7 @@ from bundler.codegen.lowerings.operator_calls import OperatorCall
 from bundler.codegen.lowerings.operator_lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.lowerings.product_lowerings import is_patches
 from bundler.codegen.lowerings.size_values import SizeValues, guards_of
-from bundler.codegen.lowerings.view_lowerings import reshaped
+from bundler.codegen.lowerings.view_lowerings import permuted, reshaped
 from bundler.codegen.pixel_products import as_images, is_of_pixels, pixel_product
 from bundler.codegen.source_nodes import SourceNodes
 from bundler.codegen.trace import EXPORTED, MODULE_NAMES, RETURNED_INPUTS
@@ -222,6 +223,8 @@ class _Reader:
         # Of products, which convolutions are with all templates, none gains by it.
         self._channels_last = frozenset() if templates is True else in_channels_last(module)
         self._added_behind = added_behind(module) - self._templates
+        self._sums = running_sums(module, self._templates)
+        self._summed = {one.product: one for one in self._sums.values()}
         # (Buffer of an input, what it becomes), in the order of the graph.
         self._mutations: list[tuple[str, LazyTensor]] = []
         # Lazy tensors that belong to a node, by id; kept alive, so that no id is used twice.
@@ -418,10 +421,15 @@ class _Reader:
         results, before = tuple(self._result(item) for item in values), builder.made
         if self._is_laid_out(node):
             results = tuple(_in_channels_last(layout) for layout in results)
-        call = self._operator_call(node, results, single=single)
-        apart = node in self._added_behind
-        found = self._host.computed(call) or self._generated(call, apart=apart)
-        base, made = self._viewed(node), builder.made_since(before)
+        if node in self._sums:  # its product was added to what is before
+            base = self._values[self._sums[node].shown]
+            found: tuple[LazyTensor | None, ...] = (base,)
+        else:
+            call = self._with_sum(node, self._operator_call(node, results, single=single))
+            apart = node in self._added_behind
+            found = self._host.computed(call) or self._generated(call, apart=apart)
+            base = self._viewed(node)
+        made = builder.made_since(before)
         bound: list[LazyTensor | None] = []
         for lowered, layout, given in zip(found, results, values, strict=True):
             if lowered is None or layout is None:
@@ -434,6 +442,20 @@ class _Reader:
             builder.mark_reuse(tensor, len(node.users), returned=returned)
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
+
+    def _with_sum(self, node: fx.Node, call: OperatorCall) -> OperatorCall:
+        """Return the call of a node, which adds a product to the sum of those before where it is
+        one of many.
+        """
+        if node not in self._summed:
+            return call
+        before = shown = self._values[self._summed[node].before]
+        if self._summed[node].turned:
+            before = permuted(shown, (1, 0))
+            before.strides, before.storage_offset = shown.strides[::-1], shown.storage_offset
+        given = (before, *call.positional)
+        named = dict(zip(("self", "mat1", "mat2"), given, strict=True))
+        return replace(call, name="aten.addmm.default", arguments=named, positional=given)
 
     def _generated(self, call: OperatorCall, *, apart: bool) -> tuple[LazyTensor | None, ...]:
         """Return the results of an operator on the program's device.

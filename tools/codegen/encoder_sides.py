@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tools.codegen.encoder_launch import BUNDLE, INPUTS, WEIGHTS, timed
 from tools.codegen.llama_sides import DEVICE, target
 
-BATCH, LENGTH, WORDS, PIXELS = 8, 512, 30522, 224
+LENGTH, WORDS, PIXELS = 512, 30522, 224
 
 
 class Words(nn.Module):  # type: ignore[misc]  # torch is not followed
@@ -43,10 +43,10 @@ class Words(nn.Module):  # type: ignore[misc]  # torch is not followed
         found: Tensor = self.model(input_ids=tokens, attention_mask=seen).last_hidden_state
         return found.float()
 
-    def example(self) -> list[Tensor]:
+    def example(self, batch: int) -> list[Tensor]:
         """Return rows of several lengths."""
-        tokens = torch.randint(0, WORDS, (BATCH, LENGTH))
-        return [tokens, torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (BATCH, 1))]
+        tokens = torch.randint(0, WORDS, (batch, LENGTH))
+        return [tokens, torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (batch, 1))]
 
 
 class Images(nn.Module):  # type: ignore[misc]  # torch is not followed
@@ -63,12 +63,18 @@ class Images(nn.Module):  # type: ignore[misc]  # torch is not followed
         found: Tensor = self.model(images.to(self.model.cls_token.dtype))
         return found.float()
 
-    def example(self) -> list[Tensor]:
+    def example(self, batch: int) -> list[Tensor]:
         """Return images."""
-        return [torch.randn(BATCH, 3, PIXELS, PIXELS)]
+        return [torch.randn(batch, 3, PIXELS, PIXELS)]
 
 
-MODELS: dict[str, Any] = {"bert-base": Words, "vit-base": Images}
+#: The model by its name, and how many rows or images a call has.
+MODELS: dict[str, tuple[Any, int]] = {
+    "bert-base": (Words, 1),
+    "vit-base": (Images, 1),
+    "bert-base-8": (Words, 8),
+    "vit-base-8": (Images, 8),
+}
 LAYERS, TINY = 12, 1
 # Standard deviation of what is added to each weight.
 NOISE = 0.02
@@ -84,15 +90,18 @@ def main() -> int:
     line.add_argument("--target", action="append", help="of the bundle; without one this GPU")
     options = line.parse_args()
     with torch.no_grad(), torch.device(DEVICE):
-        model = MODELS[options.name](TINY if options.tiny else LAYERS)
+        kind, batch = MODELS[options.name]
+        model = kind(TINY if options.tiny else LAYERS)
     model = model.to(torch.bfloat16).eval().requires_grad_(False)
     with torch.no_grad():
-        more = (options.target,) if options.side == "build" else ()
+        more = (batch, options.target) if options.side == "build" else ()
         print(json.dumps(SIDES[options.side](model, options.folder, *more)))
     return 0
 
 
-def build(model: Any, folder: Path, targets: Sequence[str] | None = None) -> dict[str, Any]:
+def build(
+    model: Any, folder: Path, batch: int, targets: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Write random weights, an example, and the bundle: for this GPU, where no other is named."""
     from bundler.codegen import GenerateOptions, generate
 
@@ -100,7 +109,7 @@ def build(model: Any, folder: Path, targets: Sequence[str] | None = None) -> dic
     for weight in model.parameters():
         # Nothing of the model is left without an effect, as a bias of zeros would be.
         weight.add_(torch.randn_like(weight) * NOISE)
-    inputs = model.example()
+    inputs = model.example(batch)
     np.savez(folder / INPUTS, *[one.numpy() for one in inputs])
     started = time.perf_counter()
     program = generate(

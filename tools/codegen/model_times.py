@@ -4,7 +4,8 @@ turns; `models --time` runs it, and `lines` are its rows.
 
 Wall time is that of a call between two waits for the GPU, host time that of a call which nobody
 waits for; device time is the sum over the kernels of a call, as torch's profiler has it, launched
-while the GPU is kept waiting: a kernel that comes after a pause takes longer.  One process of a run
+while the GPU is kept waiting: a kernel that comes after a pause takes longer; `generated` is the
+part of kernels that are neither a library's nor made from a template.  One process of a run
 measures at a time, and the others are stopped meanwhile: what they run on the GPU and on the CPU
 would be part of its times.  No first call is charged for such a pause.
 
@@ -25,6 +26,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -51,6 +53,8 @@ _WARM, _PROFILED = 5, 3
 _ROUNDS, _LEAST_ROUNDS, _ROUNDS_S = 40, 10, 4.0
 # For so long the GPU waits while launches queue up: some 30 ms.
 _WAIT_CYCLES = 50_000_000
+# Names of kernels of loops, ours and Inductor's: of elements, reductions and scans.
+_GENERATED = re.compile(r"triton_(?!mm|att|tem)")
 #: The sides that compile.
 STARTED = ("inductor", "ours")
 #: Names of the ratios, by the start and what of it each compares.
@@ -70,7 +74,8 @@ _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 
 def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
     """Return by side what the first example takes: `first_s`, then medians in microseconds `wall`,
-    `host` and `device`, all samples of the first two, `kernels` a call, and `peak` bytes.
+    `host`, `device` and `generated`, all samples of the first two, `kernels` a call, and `peak`
+    bytes.
 
     Args:
         subject: the model.
@@ -190,9 +195,11 @@ def _profiled(step: Callable[[], Any]) -> Found:
         for one in profile.events()
         if one.device_type.name == "CUDA" and "spin_kernel" not in one.name
     ]
-    device = sum(one.device_time for one in kernels)
+    generated = [one for one in kernels if _GENERATED.match(one.name)]
+    device, alone = (sum(one.device_time for one in some) for some in (kernels, generated))
     return {
         "device": round(device / _PROFILED, 1),
+        "generated": round(alone / _PROFILED, 1),
         "kernels": round(len(kernels) / _PROFILED, 1),
     }
 
@@ -209,12 +216,12 @@ def _peak(model: torch.nn.Module, step: Callable[[], Any]) -> int:
 
 
 def ratios(times: Found) -> dict[str, float]:
-    """Return ours beside Inductor's: wall, host, device, kernels, first call, peak memory, and
-    starts.
+    """Return ours beside Inductor's: wall, host, device, of generated kernels, kernels, first call,
+    peak memory, and starts.
     """
-    names = ("wall", "host", "device", "kernels", "first_s", "peak")
+    names = ("wall", "host", "device", "generated", "kernels", "first_s", "peak")
     ours, theirs = times["ours"], times["inductor"]
-    found = {name: round(ours[name] / theirs[name], 3) for name in names if theirs[name]}
+    found = {name: round(ours[name] / theirs[name], 3) for name in names if theirs.get(name)}
     return found | (start_ratios(times) if "second" in times else {})
 
 
@@ -226,7 +233,7 @@ def lines(models: Mapping[str, Found]) -> Iterable[str]:
         told = ", ".join(f"{key} {value:.2f}" for key, value in one.items())
         yield f"{name}: {told}; ours wall {ours['wall']:.0f} us, device {ours['device']:.0f} us"
     if known:
-        names = ("wall", "host", "device", "first_s", "peak", *START_RATIOS)
+        names = ("wall", "host", "device", "generated", "first_s", "peak", *START_RATIOS)
         means = {
             key: math.exp(statistics.fmean(math.log(one[key]) for one in known.values()))
             for key in names

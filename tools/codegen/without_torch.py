@@ -2,8 +2,8 @@
 """A Llama of 1 B parameters, BERT and a ViT from bundles, with neither torch nor Triton, beside eager
 torch and torch.compile: writes docs/results/codegen-without-torch.json.
 
-    python -m tools.codegen without-torch [llama] [bert-base] [vit-base] [--tiny] [--results DIR]
-        [--check]
+    python -m tools.codegen without-torch [llama] [bert-base] [vit-base] [bert-base-8] [vit-base-8]
+        [--tiny] [--results DIR] [--check]
 
 `examples/llama.py` is built on this machine for its GPU, and `examples/llama_run.py` generates 64
 tokens in a process that cannot import torch.  Judged are the logits of each step, given the tokens
@@ -12,8 +12,9 @@ times as far as eager's, and a tenth of the tolerance; the tokens, wherever the 
 torch are farther apart than twice its own error; the time a token beside
 torch.compile(mode="reduce-overhead"); the time from the start of a process to its first token
 beside torch.compile's from cold and from warm caches; and memory.  Of BERT and the ViT, which
-`encoder_sides.py` has, the numbers are judged by the same rule, and times and memory likewise.
-Models that are not named keep what the result has of them.  With `--check` nothing runs, and the
+`encoder_sides.py` has, one example at a time or eight, the numbers are judged by the same rule, and
+times and memory likewise.  Builds, references and cold starts of all models run side by side,
+what is timed beside torch.compile's warm start by itself.  Models that are not named keep what the result has of them.  With `--check` nothing runs, and the
 exit status is 1 where the result misses a target.
 """
 
@@ -25,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,9 @@ from tools.shared import measurement
 from tools.shared.processes import ROOT
 
 NAME = "codegen-without-torch"
-LLAMA, ENCODERS = "llama", ("bert-base", "vit-base")
+LLAMA, ENCODERS = "llama", ("bert-base", "vit-base", "bert-base-8", "vit-base-8")
+# Builds, references and cold starts that run side by side: each has cores enough, and memory.
+_AT_ONCE = 5
 SIDES = ("greedy", "ours", "eager", "cold", "warm")
 #: The dashboard's tolerance of inference, and its factor of half precision.
 TOLERANCE, FACTOR = 1e-3, 3.0
@@ -59,36 +64,44 @@ def main() -> int:
     names, tiny = options.names or (LLAMA, *ENCODERS), ("--tiny",) if options.tiny else ()
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     models: dict[str, Any] = result.setdefault("models", {})
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as whole, ThreadPoolExecutor(_AT_ONCE) as several:
+        folders = {name: Path(whole, name) for name in names}
+        prepared = dict(
+            zip(names, several.map(partial(_prepared, tiny), folders.values()), strict=True)
+        )
+        for name, folder in folders.items():
             if name == LLAMA:
-                result = {**llama(Path(folder), tiny), "models": models}
+                result = {**llama(folder, tiny, prepared[name]), "models": models}
             else:
-                models[name] = {**measurement.facts(), **encoder(Path(folder), name, tiny)}
-        measurement.save(NAME, result, Path(options.results))
+                found = encoder(folder, tiny, prepared[name])
+                models[name] = {**measurement.facts(), **found}
+            measurement.save(NAME, result, Path(options.results))
     return _told(result)
 
 
-def llama(folder: Path, tiny: Sequence[str]) -> dict[str, Any]:
-    """Return what all sides of the Llama found."""
-    result: dict[str, Any] = {"build": side(folder, "build", *tiny)}
-    result["eager"] = side(folder, "eager", *tiny)
-    result["greedy"] = greedy(folder)
+def _prepared(tiny: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return what the sides of a model found whose times are beside the point, and those of a cold
+    start of torch.compile, in which the others take part.
+    """
+    folder.mkdir()
+    return {one: side(folder, one, *tiny) for one in ("build", "eager", "cold")}
+
+
+def llama(folder: Path, tiny: Sequence[str], prepared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all sides of the Llama found; the machine is theirs."""
+    result = {**prepared, "greedy": greedy(folder)}
     result["ours"] = _run([sys.executable, "-m", "tools.codegen.llama_launch", str(folder)])
-    for kind in ("cold", "warm"):
-        result[kind] = side(folder, "compiled", *tiny)
+    result["warm"] = side(folder, "warm", *tiny)
     result |= compared(folder, result["greedy"].pop("tokens"))
     result["memory"] = memory(folder / BUNDLE, folder / WEIGHTS, result["greedy"]["memory_bytes"])
     return result
 
 
-def encoder(folder: Path, name: str, tiny: Sequence[str]) -> dict[str, Any]:
-    """Return what all sides of an encoder found."""
-    more = (name, *tiny)
-    result = {one: side(folder, one, *more, of="encoder") for one in ("build", "eager")}
+def encoder(folder: Path, tiny: Sequence[str], prepared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all sides of an encoder found; the machine is theirs."""
+    result = dict(prepared)
     result["ours"] = _run([sys.executable, "-m", "tools.codegen.encoder_launch", str(folder)])
-    for kind in ("cold", "warm"):
-        result[kind] = side(folder, "compiled", *more, of="encoder")
+    result["warm"] = side(folder, "warm", *tiny)
     found = [np.load(folder / f"{one}.npy").reshape(1, -1) for one in ("ours", "eager", "float64")]
     off, allowed, beside = (float(one[0]) for one in _judged(*found))
     result["results"] = {"off": off, "allowed": allowed, "beside_eager": beside}
@@ -97,12 +110,16 @@ def encoder(folder: Path, name: str, tiny: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def side(folder: Path, name: str, *more: str, of: str = LLAMA) -> dict[str, Any]:
-    """Return what a side with torch found; caches of compilers are in the folder."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": f"triton-{name}"}
+def side(folder: Path, name: str, *tiny: str) -> dict[str, Any]:
+    """Return what a side with torch found of the folder's model; caches of compilers are there, and
+    torch.compile starts cold, then warm.
+    """
+    asked = "compiled" if name in ("cold", "warm") else name
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": f"triton-{asked}"}
     where = {variable: str(folder / cache) for variable, cache in caches.items()}
-    line = [sys.executable, "-m", f"tools.codegen.{of}_sides", name, str(folder), *more]
-    return _run(line, where)
+    of = LLAMA if folder.name == LLAMA else "encoder"
+    words = [str(folder), *([] if of == LLAMA else [folder.name]), *tiny]
+    return _run([sys.executable, "-m", f"tools.codegen.{of}_sides", asked, *words], where)
 
 
 def greedy(folder: Path) -> dict[str, Any]:

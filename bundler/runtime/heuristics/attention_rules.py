@@ -54,9 +54,9 @@ _FEW = (
 # The largest head -> tiles, for operands of two bytes.
 _UNITS = {
     64: (
-        _AttentionTile(128, 64, 4, 3, 1.0),
-        _AttentionTile(64, 64, 4, 3, 0.98),
+        _AttentionTile(64, 64, 4, 3, 1.0),
         _AttentionTile(128, 128, 4, 3, 0.97),
+        _AttentionTile(128, 64, 4, 3, 0.96),
         _AttentionTile(128, 128, 8, 3, 0.8),
         _AttentionTile(32, 64, 4, 3, 0.4),
         *_FEW,
