@@ -52,11 +52,7 @@ OTHER_PARAMETERS: Mapping[str, str] = {
         "what belongs to a group is computed again for its elements; Inductor stores some of it"
         " before"
     ),
-    "router": (
-        "the softmax stores its largest elements and their places; Inductor's stores all, and the"
-        " sum behind writes over what `topk` returned"
-    ),
-    "sampler": "Inductor's softmax writes over what `topk` returned",
+    "router": ("the softmax stores its largest elements and their places; Inductor's stores all"),
     "few_long_variances": (
         "all pieces have one length, so no kernel reads how many elements each has"
     ),
