@@ -429,7 +429,8 @@ class _Reader:
         returned = any(user.op == "output" for user in node.users)
         narrow = None if returned else _narrower(call)
         if narrow is not None:
-            builder.mark_reuse(narrow, len(node.users))
+            # What is computed of all bits in one kernel must not meet the stored ones in another.
+            builder.mark_reuse(narrow, len(node.users), rounded=True)
         found = self._host.computed(call) or self._generated(call, apart=apart)
         base, made = self._viewed(node), builder.made_since(before)
         bound: list[LazyTensor | None] = []
