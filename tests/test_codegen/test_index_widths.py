@@ -155,6 +155,7 @@ def test_a_float_in_an_address_becomes_an_integer_of_its_width(size, expected):
                 values={},
                 guards=[],
                 names={},
+                freed=frozenset(),
             )
         )
     )
