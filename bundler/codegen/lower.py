@@ -429,17 +429,7 @@ class _Reader:
         if self._is_laid_out(node):
             results = tuple(_in_channels_last(layout) for layout in results)
         returned = any(user.op == "output" for user in node.users)
-        if node in self._sums:  # its product was added to what is before
-            base = self._values[self._sums[node].shown]
-            found: tuple[LazyTensor | None, ...] = (base,)
-        else:
-            call = self._with_sum(node, self._operator_call(node, results, single=single))
-            narrow = None if returned else _narrower(call)
-            if narrow is not None:
-                builder.mark_reuse(narrow, len(node.users))
-            apart = node in self._added_behind
-            found = self._host.computed(call) or self._generated(call, apart=apart)
-            base = self._viewed(node)
+        found, base = self._found(node, results, single=single, returned=returned)
         made = builder.made_since(before)
         bound: list[LazyTensor | None] = []
         for lowered, layout, given in zip(found, results, values, strict=True):
@@ -452,6 +442,27 @@ class _Reader:
             builder.mark_reuse(tensor, len(node.users), returned=returned)
             bound.append(tensor)
         return bound[0] if single else tuple(bound)
+
+    def _found(
+        self,
+        node: fx.Node,
+        results: tuple[TensorLayout | None, ...],
+        *,
+        single: bool,
+        returned: bool,
+    ) -> tuple[tuple[LazyTensor | None, ...], LazyTensor | None]:
+        """Return the results of a node, and what they show a view of."""
+        if node in self._sums:  # its product was added to what is before
+            shown = self._values[self._sums[node].shown]
+            return (shown,), shown
+        call = self._with_sum(node, self._operator_call(node, results, single=single))
+        narrow = None if returned else _narrower(call)
+        if narrow is not None:
+            # What is computed of all bits in one kernel must not meet the stored ones in another.
+            self._graph.builder.mark_reuse(narrow, len(node.users), rounded=True)
+        apart = node in self._added_behind
+        found = self._host.computed(call) or self._generated(call, apart=apart)
+        return found, self._viewed(node)
 
     def _with_sum(self, node: fx.Node, call: OperatorCall) -> OperatorCall:
         """Return the call of a node, which adds a product to the sum of those before where it is

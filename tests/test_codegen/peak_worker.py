@@ -92,6 +92,15 @@ def widened(x, *others):
     return torch.nn.functional.avg_pool2d(gated, 2), wide.sum(0)
 
 
+def centered(x, *others):
+    """All elements of a row are equal, so nothing is left, however their sum is rounded."""
+    total = x
+    for number, other in enumerate(others):
+        total = total + other * (number + 0.3)
+    wide = total.float()
+    return ((wide - wide.mean(1, keepdim=True)) * 1000).flip(0)
+
+
 def softmax(x, y):
     """Weights are written over the scores."""
     return torch.softmax(x @ y, -1) @ y.t()
@@ -133,11 +142,16 @@ def _of_images():
     return [torch.randint(-2, 3, (2, 3, 8, 8)).bfloat16() for _ in range(7)]
 
 
+def _of_equal_rows():
+    return [torch.full((4, 600), 33.25).bfloat16() for _ in range(7)]
+
+
 ROWS = (softmax, scaled_softmax, layer_norm, scaled_rows)
 CASES = {
     **dict.fromkeys((shortcut, shortcut_of_product, early, early_and_read, changed), _of_products),
     **dict.fromkeys((masks, masks_returned, mask_changed, chains), _of_masks),
     widened: _of_images,
+    centered: _of_equal_rows,
 }
 # Rows that are held whole, and such that are looped over.
 LENGTHS = (100, 3000)

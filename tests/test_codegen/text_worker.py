@@ -85,6 +85,7 @@ for make in (softmax, transposed, columns, changing):
         values={},
         guards=(),
         names={},
+        freed=frozenset(),
     )
     built = schedule_program(graph, lambda _: True)
     digest.update(

@@ -112,7 +112,15 @@ class _Memory:
             if len(users) == 1 and name not in {*kept, *freed} and not is_extern(groups[users[0]])
         }
         self._size = {name: self._size_of(name) for name in self._users if name not in inside}
-        self._takes = [{} if is_extern(group) or group.parts else takes(group) for group in groups]
+        self._takes = [takes(group) if self._may_take(group) else {} for group in groups]
+
+    def _may_take(self, group: LoopGroup) -> bool:
+        """Whether a kernel reads a buffer as large as one that it writes."""
+        if is_extern(group) or group.parts:
+            return False
+        wrote = {self._size.get(name, 0) for name in group.written}
+        read = {self._size.get(name, 0) for name in group.touched - group.written}
+        return not wrote.isdisjoint(read - {0})
 
     def _memory_of(self, group: LoopGroup) -> Iterator[str]:
         rest = [*group.touched]

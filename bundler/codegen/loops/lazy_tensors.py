@@ -131,7 +131,12 @@ class LazyTensor:
 
     def put_into(self, buffer: str, compute: At) -> None:
         """Read it from a buffer from now on."""
-        self.buffer, self.compute = buffer, compute
+        self.buffer = buffer
+        self.compute_by(compute)
+
+    def compute_by(self, compute: At) -> None:
+        """Compute it otherwise from now on."""
+        self.compute = compute
         self._known.clear()
 
 
@@ -648,9 +653,17 @@ class GraphBuilder:
             return None
         return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
 
-    def mark_reuse(self, tensor: LazyTensor, users: int, *, returned: bool = False) -> None:
+    def mark_reuse(
+        self, tensor: LazyTensor, users: int, *, returned: bool = False, rounded: bool = False
+    ) -> None:
         """Keep a tensor in memory where several others read it and it is costly to compute, or
         reads very much: of one that is returned, and so stored anyway, more than itself.
+
+        Args:
+            tensor: that may be kept.
+            users: how many read it.
+            returned: whether the program returns it.
+            rounded: let the kernel that stores it, too, compute with the bits that are stored.
         """
         if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
             return
@@ -665,6 +678,9 @@ class GraphBuilder:
             or (users > 1 and (reads > _COSTLY_READS or _is_costly(body, _weights_of(tensor))))
             or (users > 1 and returned and self._reads_more(tensor, loads, names))
         ):
+            if rounded:
+                exact = tensor.compute
+                tensor.compute_by(lambda indices: self.pool.rounded(exact(indices)))
             self.realize(tensor)
 
     def _reads_more(
