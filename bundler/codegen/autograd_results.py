@@ -39,10 +39,9 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.output_code import OutputCode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bundler.backends import file_steps
 from bundler.codegen.kept_programs import kept_program, tell_of
 from bundler.codegen.program import GenerateOptions, Program, as_kept
-from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
+from bundler.compile.source_modules import errors_of, read_trusted, user_directory, write_whole
 from bundler.errors import BundlerError
 from bundler.package_loggers import logger
 
@@ -295,16 +294,10 @@ def _keep_name(name: str, program: Program) -> None:
 
 def _read(path: str, most: int) -> bytes | None:
     try:
-        with errors_of("the directory of what AOTAutograd made"):
-            if not is_trusted(os.path.dirname(path)):
-                return None
-            data = file_steps.read(path, most)
-            if data is not None:
-                os.utime(path)
+        return read_trusted(path, most, "the directory of what AOTAutograd made")
     except BundlerError as error:
         _log.debug("a file cannot be read: %s", path, exc_info=error)
         return None
-    return data
 
 
 def _put(path: str, data: bytes) -> None:

@@ -24,10 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from bundler.backends import file_steps
 from bundler.codegen import triton_hash
 from bundler.codegen.kept_programs import make_room
-from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
+from bundler.compile.source_modules import errors_of, read_trusted, user_directory, write_whole
 from bundler.errors import BundlerError, CannotLaunchStatically, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
@@ -248,13 +247,7 @@ def _put(path: str, data: bytes) -> None:
 
 def _read(path: str) -> bytes | None:
     try:
-        with errors_of("the directory of kept launches"):
-            if not is_trusted(os.path.dirname(path)):
-                return None
-            data = file_steps.read(path, DEFAULT_LIMITS.file_bytes)
-            if isinstance(data, bytes):
-                os.utime(path)
-                return data
+        return read_trusted(path, DEFAULT_LIMITS.file_bytes, "the directory of kept launches")
     except BundlerError as error:
         _log.debug("kept launches cannot be read: %s", path, exc_info=error)
-    return None
+        return None

@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bundler.backends import file_steps
-from bundler.backends.port import Unread
-from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
+from bundler.compile.source_modules import errors_of, read_trusted, user_directory, write_whole
 from bundler.errors import BundlerError, FormatError
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.listeners import program_listeners
@@ -130,18 +129,8 @@ def kept_program(digest: str) -> KeptProgram | None:
     """
     path = _path(digest)
     try:
-        with errors_of("the directory of kept programs"):
-            if not is_trusted(os.path.dirname(path)):
-                return None
-            data = file_steps.read(path, DEFAULT_LIMITS.file_bytes)
-        if isinstance(data, Unread):
-            raise FormatError(f"a kept program: {data.why}")
-        if data is None:
-            return None
-        # The files that nobody read for longest go first.
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return read_program(data)
+        data = read_trusted(path, DEFAULT_LIMITS.file_bytes, "the directory of kept programs")
+        return None if data is None else read_program(data)
     except BundlerError as error:
         _log.debug("a kept program cannot be used: %s", path, exc_info=error)
         return None

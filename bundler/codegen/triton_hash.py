@@ -22,8 +22,7 @@ import sys
 import time
 from typing import Any
 
-from bundler.backends import file_steps
-from bundler.compile.source_modules import errors_of, is_trusted, user_directory, write_whole
+from bundler.compile.source_modules import errors_of, read_trusted, user_directory, write_whole
 from bundler.errors import BundlerError
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
@@ -83,14 +82,11 @@ def _facts(directory: str) -> tuple[str, float]:
 
 def _kept(path: str, facts: str) -> str | None:
     try:
-        with errors_of("the directory of Triton's hash"):
-            if not is_trusted(os.path.dirname(path)):
-                return None
-            data = file_steps.read(path, _MOST_BYTES)
+        data = read_trusted(path, _MOST_BYTES, "the directory of Triton's hash")
     except BundlerError as error:
         _log.debug("Triton's hash cannot be read: %s", path, exc_info=error)
         return None
-    if not isinstance(data, bytes):
+    if data is None:
         return None
     known, digest, text = (*data.split(b"\n", 2), b"", b"")[:3]
     right = known == facts.encode() and digest == _digest(text)

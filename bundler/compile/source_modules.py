@@ -41,6 +41,7 @@ from bundler.errors import (
     CompileFailed,
     ConfigError,
     DigestMismatch,
+    FormatError,
     NotFound,
     StoreFull,
     StoreUnavailable,
@@ -227,6 +228,29 @@ def user_directory(name: str) -> str:
 def is_trusted(folder: str) -> bool:
     """Whether there is a directory; one that others could write to raises `UntrustedRoot`."""
     return file_steps.check_root(folder, file_steps.PRIVATE)
+
+
+def read_trusted(path: str, most: int, directory: str) -> bytes | None:
+    """Return a file that `write_whole` put somewhere; None where there is none.  Where files that
+    nobody read for longest go, it is one that was read now.
+
+    Args:
+        path: of the file.
+        most: how many bytes it may have.
+        directory: whose it is, for errors.
+
+    Raises:
+        BundlerError: others could write to the directory, or the file cannot be read, is larger, or
+            is no plain file.
+    """
+    with errors_of(directory):
+        data = file_steps.read(path, most) if is_trusted(os.path.dirname(path)) else None
+    if isinstance(data, Unread):
+        raise FormatError(f"{directory}: {data.why}")
+    if data is not None:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+    return data
 
 
 def write_whole(path: str, data: bytes) -> None:
