@@ -8,7 +8,7 @@ For each shape: the time of the candidates that the rule chooses without a measu
 fastest ones, that of cuBLAS with the bias and no activation, and with it: by a kernel of torch's
 behind it, and by cuBLASLt's own epilogue where torch has one, which is the tanh form. All by
 events, with a cold cache, and without the time in which the host queues launches. Targets are of
-cuBLAS without the activation, which is more than is asked. A product of few rows and columns may
+the faster one of these two: of what computes the same. A product of few rows and columns may
 be two launches, which are timed together. All candidates are compiled side by side first, and
 numbers are compared with float64's. The result goes to docs/results/codegen-products-DTYPE.json;
 `passes` says whether the targets are met. fp8 is `torch._scaled_mm` with a scale of each matrix,
@@ -157,8 +157,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         "most_chosen_over_tuned": max(chosen),
     }
     passes = (
-        found["speed"] >= _MEAN_SPEED
-        and found["least_speed"] >= _LEAST_SPEED
+        found["speed_with_epilogue"] >= _MEAN_SPEED
+        and found["least_with_epilogue"] >= _LEAST_SPEED
         and found["chosen_over_tuned"] <= _MOST_OVER_TUNED
     )
     return {**found, "passes": passes}
