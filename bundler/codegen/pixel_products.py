@@ -2,8 +2,8 @@
 """`pixel_product`: a convolution whose windows are single pixels, called as what it is in channels
 last: a product of the pixels' rows and the weights.
 
-On an H200, 17 kinds of them: the host asks cuBLAS in 15 to 23 us, and in 21 to 27 for torch's way to
-cuDNN; the GPU takes 0.92 x the time (geometric mean; 0.45 to 1.10); no number differs.
+On an H200, 17 kinds of them: the host asks cuBLAS in 15 to 23 us, and in 21 to 27 for torch's way
+to cuDNN; the GPU takes 0.92 x the time (geometric mean; 0.45 to 1.10); no number differs.
 """
 
 from __future__ import annotations

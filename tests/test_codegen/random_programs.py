@@ -860,7 +860,7 @@ def sorted_values(d):
         (
             f"{{0}}.sort(dim={axis}, stable=True)[0]",
             f"{{0}}.sort(dim={axis}, descending=True, stable=True)[1]",
-            # Which of equal elements has the gradient is said nowhere, and an expanded tensor's are.
+            # Which of equal elements, as of an expanded tensor, has the gradient is said nowhere.
             f"{{0}}.detach().topk({k}, {axis})[0]",
             f"{{0}}.argsort(dim={axis}, stable=True)",
             f"{{0}}.cumsum({axis})",

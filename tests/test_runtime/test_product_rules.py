@@ -103,7 +103,7 @@ def test_programs_take_turns_where_an_engine_brings_operands(device, operands):
 
 
 def test_a_long_sum_of_one_round_has_many_stages():
-    """No other program of a processor multiplies while one waits. More rounds leave room for two."""
+    """No other program of a processor multiplies while one waits. More rounds leave two room."""
 
     def stages(*numbers):
         return product_configs(sizes(1, *numbers), Setting(H200, TILED), operands="bf16")[0]

@@ -31,11 +31,11 @@ _MOST = {
 # A call keeps the GPU busy for more than so much of Inductor's time, and may take so much of it.
 _BUSY, _MOST_OF_BUSY = 0.9, 1.02
 _ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of TorchInductor's
-dashboard in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours beside
-Inductor's by default settings. Ten processes share the GPU, and all others stand still while one is
-timed; a first call has one core. Device time is the sum over the kernels of a call; that of generated
-kernels, of neither libraries nor templates, was not noted in the first runs. The raw result says of
-which commit each line is.
+dashboard in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours
+beside Inductor's by default settings. Nine to fifteen processes share the GPU, and all others stand
+still while one is timed; a first call has one core. Device time is the sum over the kernels of a
+call; that of generated kernels, of neither libraries nor templates, was not noted in the first runs.
+The raw result says of which commit each line is.
 """
 
 

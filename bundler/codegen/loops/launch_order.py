@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`in_less_memory`: the order of a program's launches and calls is changed where they then have less
-memory at once.
+"""`in_less_memory`: the order of a program's launches and calls is changed where they then have
+less memory at once.
 
 Where most memory is held, some of it waits for a reader that could run before, as the shortcut of a
 residual block, or was made for a reader that comes much later.  Such readers are moved before the
@@ -185,7 +185,7 @@ class _Memory:
     def _hoisted(
         order: Sequence[int], place: int, chosen: set[int], waits: Sequence[Collection[int]]
     ) -> Iterator[list[int]]:
-        """Yield the order in which some groups, and those that they wait for, run before a place."""
+        """Yield the order in which some groups, and what they wait for, run before a place."""
         behind, moved, rest = {*order[place:]}, set[int](), [*chosen]
         while rest:
             number = rest.pop()
@@ -199,8 +199,8 @@ class _Memory:
     def _sunk(
         self, order: Sequence[int], place: int, chosen: set[int], waits: Sequence[Collection[int]]
     ) -> Iterator[list[int]]:
-        """Yield orders in which some groups, and those that wait for them, run behind a place: alone,
-        and with those that nobody else waits for.
+        """Yield orders in which some groups, and those that wait for them, run behind a place:
+        alone, and with those that nobody else waits for.
         """
         moved, window = set(chosen), order[: place + 1]
         for number in window:

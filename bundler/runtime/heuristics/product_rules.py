@@ -124,8 +124,9 @@ _UNITS = (
     _Tile(16, 16, 128, 2, 6, 0.07),
 )
 # Major numbers of the compute capability with an engine for bulk copies, and what it brings
-# operands of. With more stages there is no room for what follows the sum. The smaller tile was up to
-# 8 percent faster than with pointers where each processor has one, in long sums, so it is measured.
+# operands of. With more stages there is no room for what follows the sum. The smaller tile was up
+# to 8 percent faster than with pointers where each processor has one, in long sums, so it is
+# measured.
 _WITH_ENGINE = frozenset({9, 10})
 _TURNS = (_Tile(128, 256, 64, 8, 3, 1.00, 1), _Tile(128, 128, 64, 8, 5, 0.66, 1))
 # Of float32 without matrix units: what is summed up lies in registers.

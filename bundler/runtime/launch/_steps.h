@@ -28,7 +28,7 @@ typedef struct {
   PyObject *apart;    /* a tuple of places where no result may begin; NULL: it may */
   PyObject *recognizer; /* says whether a result is like one that `finish` let pass, or NULL */
   PyObject *tuned;      /* has `again`, which launches a kernel quickly; NULL: no launch */
-  /* As it was last, its `launch`, NULL where it cannot be used, and the numbers that end the call. */
+  /* As it was last, its `launch`, NULL where it cannot be used, and numbers that end the call. */
   PyObject *again, *launch, *numbers;
   Py_ssize_t taken;  /* how many arguments `launch` takes behind the numbers */
   Py_ssize_t result; /* a place; -1: what is returned is dropped */
