@@ -53,6 +53,7 @@ from bundler.codegen.loops.lazy_tensors import (
 )
 from bundler.codegen.loops.loop_nodes import (
     Buffer,
+    Loop,
     Reference,
     TensorLayout,
     TorchValue,
@@ -187,6 +188,7 @@ def lower_graph(
     *,
     deterministic: bool = False,
     templates: bool | Collection[fx.Node] = False,
+    unmeasured: Collection[fx.Node] = (),
 ) -> LoweredGraph:
     """Lower every operator of a graph.
 
@@ -195,6 +197,7 @@ def lower_graph(
         deterministic: let no kernel write in an order that is open, as after
             `torch.use_deterministic_algorithms(True)`.
         templates: whether products of matrices and attention become kernels, or which nodes do.
+        unmeasured: those of them whose candidates are not worth a measurement.
 
     Raises:
         UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
@@ -202,7 +205,12 @@ def lower_graph(
             off, an operator of torch's that has none.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
-    graph = _Reader(module, deterministic=deterministic or ordered, templates=templates).read()
+    graph = _Reader(
+        module,
+        deterministic=deterministic or ordered,
+        templates=templates,
+        unmeasured=unmeasured,
+    ).read()
     if deterministic and not ordered:
         refuse_unordered(graph.builder.nodes)
     return graph
@@ -215,6 +223,7 @@ class _Reader:
         *,
         deterministic: bool,
         templates: bool | Collection[fx.Node],
+        unmeasured: Collection[fx.Node],
     ) -> None:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
@@ -224,7 +233,7 @@ class _Reader:
         # the same bits.
         self._kept = _kept_nodes(module.graph)
         chosen = module.graph.nodes if templates is True else templates or ()
-        self._templates = frozenset(chosen)
+        self._templates, self._unmeasured = frozenset(chosen), frozenset(unmeasured)
         # Of products, which convolutions are with all templates, none gains by it.
         self._channels_last = frozenset() if templates is True else in_channels_last(module)
         self._added_behind = added_behind(module) - self._templates
@@ -460,8 +469,14 @@ class _Reader:
         if narrow is not None:
             # What is computed of all bits in one kernel must not meet the stored ones in another.
             self._graph.builder.mark_reuse(narrow, len(node.users), rounded=True)
-        apart = node in self._added_behind
+        apart, nodes = node in self._added_behind, self._graph.builder.nodes
+        known = len(nodes)
         found = self._host.computed(call) or self._generated(call, apart=apart)
+        if node in self._unmeasured:
+            nodes[known:] = [
+                replace(one, measured=False) if isinstance(one, Loop) and one.is_product else one
+                for one in nodes[known:]
+            ]
         return found, self._viewed(node)
 
     def _with_sum(self, node: fx.Node, call: OperatorCall) -> OperatorCall:

@@ -77,6 +77,7 @@ def heuristic(
     allow_multi_stages: bool = True,
     tma_min_blocks: Mapping[str, int] | None = None,
     row_products: bool = False,
+    unmeasured: bool = False,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -87,7 +88,8 @@ def heuristic(
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
         min_elem_per_thread, add_persistent_rblock, one_element_per_thread, column_tiles,
-            rsplit_size, allow_multi_stages, tma_min_blocks, row_products: as `Facts` has them.
+            rsplit_size, allow_multi_stages, tma_min_blocks, row_products, unmeasured: as `Facts`
+            has them.
         operands: what a product or attention multiplies.
     """
     facts = Facts(
@@ -107,6 +109,7 @@ def heuristic(
         allow_multi_stages=allow_multi_stages,
         tma_min_blocks=tma_min_blocks or {},
         row_products=row_products,
+        unmeasured=unmeasured,
     )
 
     def decorate(fn: Any) -> ModuleKernel:

@@ -73,7 +73,8 @@ class GenerateOptions:
             program that would still call some operator is refused; `where faster`: those products
             and attentions that were measured to be faster so on the program's device, here or where
             a tuning record is from, and none that nothing was measured of; or `by rule`: those
-            products that cuBLAS is known to be slow at (`uneven_results`).
+            products that cuBLAS is known to be slow at (`uneven_results`), or whose launch takes
+            longer than they do (`small_products`).
         graphs: launch repeated calls of `Program.run` as one CUDA graph each, where that can be
             done and nobody has results that it would write over; not with `nan_checks`.
         upcast: compute float16 and bfloat16 in float32 inside of a kernel; else each operator's
@@ -510,19 +511,23 @@ def program_of_graph(
         if file is not None and found is not None:
             return as_kept(*found, options, module=module, digest=file.digest)
         faster: Collection[Any] = ()
+        small: Collection[Any] = ()
         decisions: Sequence[Pair] = ()
         if options.templates == WHERE_FASTER:
             choices = importlib.import_module("bundler.codegen.measured_templates")
             make = partial(program_of_graph, guarded=True)
             faster, decisions = choices.faster_templates(placed, options, make)
         if options.templates == BY_RULE and not options.policy.deterministic:
-            rules = importlib.import_module("bundler.codegen.uneven_products")
-            faster = rules.uneven_results(placed)
+            uneven = importlib.import_module("bundler.codegen.uneven_products")
+            rules = importlib.import_module("bundler.codegen.small_products")
+            small = rules.small_products(placed)
+            faster = uneven.uneven_results(placed) | small
         lowering = importlib.import_module("bundler.codegen.lower")
         graph = lowering.lower_graph(
             placed,
             deterministic=options.policy.deterministic,
             templates=options.templates == ALL or faster,
+            unmeasured=small,
         )
     # torch.compile guards that narrow indices fit, and compiles anew; a program of its own checks
     # each call instead, by the limits of its plan.

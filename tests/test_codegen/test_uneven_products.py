@@ -37,13 +37,13 @@ def head(hidden, weight, bias):
 @pytest.mark.parametrize(
     ("rows", "columns", "length", "dtype", "options", "is_called"),
     [
-        (256, 2049, 1024, HALF, BY_RULE, False),
-        (256, 2050, 1024, torch.float16, BY_RULE, False),
-        (256, 2048, 1024, HALF, BY_RULE, True),
-        (256, 2049, 1023, HALF, BY_RULE, True),
-        (256, 2049, 1024, torch.float32, BY_RULE, True),
-        (32, 2049, 1024, HALF, BY_RULE, True),
-        (256, 2049, 1024, HALF, GenerateOptions(), True),
+        (256, 2049, 1536, HALF, BY_RULE, False),
+        (256, 2050, 1536, torch.float16, BY_RULE, False),
+        (256, 2048, 1536, HALF, BY_RULE, True),
+        (256, 2049, 1535, HALF, BY_RULE, True),
+        (256, 2049, 1536, torch.float32, BY_RULE, True),
+        (16, 2049, 4096, HALF, BY_RULE, True),
+        (256, 2049, 1536, HALF, GenerateOptions(), True),
     ],
 )
 def test_large_products_with_uneven_rows_are_kernels(

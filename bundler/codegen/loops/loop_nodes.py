@@ -146,6 +146,8 @@ class Loop:
             and `PROGRAM`; else 0.
         first: how many elements of each row are written, from the first on; None for all.
         of_product: whether a sum is a product of one row with a matrix.
+        measured: of a product, whether its candidates are worth a measurement; one that is not
+            loads both operands, and has the first candidate.
     """
 
     buffer: str
@@ -162,6 +164,7 @@ class Loop:
     rows_each: int = 0
     first: int | None = None
     of_product: bool = False
+    measured: bool = True
 
     @property
     def is_reduction(self) -> bool:

@@ -104,7 +104,8 @@ def write_product(
     arguments = KernelArguments(buffers, mutated, {})
     writer = _ProductBody(shape, pool, buffers, arguments)
     # A descriptor would have to change from turn to turn.
-    writer.takes_turns = siblings == 1 and _takes_turns(group, buffers, removed)
+    turns = siblings == 1 and product.measured
+    writer.takes_turns = turns and _takes_turns(group, buffers, removed)
     writer.is_narrow = item_bytes(product.value.terms[0].dtype) <= _NARROW
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
@@ -145,6 +146,7 @@ def write_product(
         gigabytes=gigabytes(parameters, examples, group.loops, space, elements),
         facts={
             "operands": operands,
+            **({} if product.measured else {"unmeasured": True}),
             **({"tma_min_blocks": {"R0_BLOCK": MIN_DOT_EDGE}} if writer.tiles else {}),
         },
     )

@@ -95,7 +95,8 @@ class _Prologues:
         found: list[Node] = []
         gone: set[int] = set()
         for number, node in enumerate(self._nodes):
-            if not isinstance(node, Loop) or node.kind != PRODUCT:
+            # A single candidate has to have room for its operands, and does for those it loads.
+            if not isinstance(node, Loop) or node.kind != PRODUCT or not node.measured:
                 found.append(node)
                 continue
             left, right = node.value.terms

@@ -103,6 +103,7 @@ class Facts:
             leaves out may count on it.
         max_blocks: axis -> largest block, where that is less than the device's limit, likewise.
         row_products: a reduction's sums are products of one row with matrices.
+        unmeasured: a product so small that its first candidate will do.
         rsplit_size: rows of a program in a mix-order reduction; 0 for another kind of kernel.
         allow_multi_stages: whether a mix-order reduction may pipeline.
         min_split_scan_rblock: floor of the R block of a split scan.
@@ -129,6 +130,7 @@ class Facts:
     max_xblock: int | None = None
     max_blocks: Mapping[str, int] = field(default_factory=dict)
     row_products: bool = False
+    unmeasured: bool = False
     rsplit_size: int = 0
     allow_multi_stages: bool = True
     min_split_scan_rblock: int = DEFAULT_SPLIT_SCAN_RBLOCK

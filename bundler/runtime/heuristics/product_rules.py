@@ -177,7 +177,9 @@ def product_configs(hints: SizeHints, setting: Setting, *, operands: Operands) -
     configs = unique([_config(tile, device, has_turns=has_turns) for tile in fitting])
     if setting.policy.deterministic:  # another block adds up in another order
         return configs[:1]
-    return configs if setting.policy.max_autotune else configs[:_MOST]
+    if setting.policy.max_autotune:
+        return configs
+    return configs[: 1 if setting.facts.unmeasured else _MOST]
 
 
 def largest_block(axis: str, size: int, operands: str) -> int:
