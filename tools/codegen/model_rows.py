@@ -6,7 +6,8 @@ docs/benchmarks.md; `rows`: their targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tools.shared import measurement
@@ -28,11 +29,13 @@ _MOST = {
     "first_s": (0.85, None),
     "peak": (None, 1.05),
 }
-# A call keeps the GPU busy for more than so much of Inductor's time, and may take so much of it.
+# A call keeps the GPU busy for more than so much of Inductor's time, and may take so much of it; or
+# for less than so much, and takes so much of it in the geometric mean.
 _BUSY, _MOST_OF_BUSY = 0.9, 1.02
+_IDLE, _MOST_OF_IDLE = 0.5, 0.80
 _ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of TorchInductor's
 dashboard in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours
-beside Inductor's by default settings. Nine to fifteen processes share the GPU, and all others stand
+beside Inductor's by default settings. Nine to sixteen processes share the GPU, and all others stand
 still while one is timed; a first call has one core. Device time is the sum over the kernels of a
 call; that of generated kernels, of neither libraries nor templates, was not noted in the first runs.
 The raw result says of which commit each line is.
@@ -47,9 +50,8 @@ def rows(times: Mapping[str, Found]) -> list[Found]:
         if not ratios:
             continue
         if mean is not None:
-            middle = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
             words = f"{_KINDS[kind]}, geometric mean of {len(ratios)}"
-            found.append(_row(words, middle, mean, "Inductor"))
+            found.append(_row(words, _mean(ratios.values()), mean, "Inductor"))
         if most is not None:
             worst = max(ratios, key=lambda name: ratios[name])
             found.append(_row(f"{_KINDS[kind]}, the worst model", ratios[worst], most, worst))
@@ -58,6 +60,10 @@ def rows(times: Mapping[str, Found]) -> list[Found]:
         slowest = max(_ratio(one, "wall") for one in busy)
         words = f"wall time, the worst of {len(busy)} models that keep the GPU busy"
         found.append(_row(words, slowest, _MOST_OF_BUSY, "Inductor"))
+    idle = [_ratio(one, "wall") for one in times.values() if _share(one) < _IDLE]
+    if idle:
+        words = f"wall time, geometric mean of {len(idle)} models that leave the GPU idle"
+        found.append(_row(words, _mean(idle), _MOST_OF_IDLE, "Inductor"))
     return found
 
 
@@ -79,6 +85,10 @@ def section(result: Found) -> str:
     head = ["model", *_KINDS.values(), "kernels: ours, Inductor's"]
     parts = [_ABOUT, table(["what", "figure", "beside", "target"], asked), table(head, each)]
     return "## Whole models beside Inductor\n\n" + "\n".join(parts)
+
+
+def _mean(ratios: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def _row(words: str, figure: float, most: float, peer: str) -> Found:
