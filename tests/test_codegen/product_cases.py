@@ -206,6 +206,38 @@ def epilogues():
     torch.testing.assert_close(got[kept], (2 * (a @ b).exp())[kept], rtol=1e-4, atol=1e-5)
 
 
+def laid_out():
+    """Store a product's elements in another order, in its kernel: of heads, of their keys, turned as
+    a whole, cut where no row ends, beside what lies as it is, of a batch; and once more, where that
+    is none.
+    """
+
+    def compared(function, *inputs, kernels=1):
+        program = generate(function, inputs, options=TEMPLATES)
+        assert len(program.sources) == kernels, program.sources
+        found, exact = program.run(*inputs), function(*(item.double() for item in inputs))
+        for got, one in zip(found, exact if isinstance(exact, tuple) else (exact,), strict=True):
+            assert got.stride() == one.stride()
+            bound = {"rtol": 4 * ROUNDED[got.dtype], "atol": 1e-4 + 16 * ROUNDED[got.dtype]}
+            torch.testing.assert_close(got.double(), one, **bound)
+
+    def heads(y):
+        return y.view(6, 5, 4, 8).permute(0, 2, 1, 3)
+
+    for dtype in DTYPES:
+        a, b, c = (drawn(*sizes, dtype=dtype) for sizes in ((30, 33), (33, 32), (6, 4, 5, 8)))
+        compared(lambda a, b: heads(a @ b).contiguous(), a, b)
+        compared(lambda a, b: heads(a @ b).transpose(2, 3).contiguous(), a, b)
+        compared(lambda a, b: (a @ b).t().contiguous(), a, b)
+        compared(lambda a, b: (a @ b).view(3, 320).t().contiguous(), a, b)
+        compared(lambda a, b: (lambda y: (y, heads(y).contiguous()))(a @ b), a, b)
+        compared(lambda a, b, c: heads(a @ b).contiguous() * 0.5 + c, a, b, c)
+        compared(lambda a, b: heads(a @ b).flip(0), a, b, kernels=2)
+        compared(lambda a, b: heads(a @ b).contiguous() + (a @ b).view(6, 4, 5, 8), a, b, kernels=2)
+        batch = a.expand(3, -1, -1).contiguous(), b.expand(3, -1, -1).contiguous()
+        compared(lambda a, b: torch.bmm(a, b).transpose(0, 1).contiguous(), *batch)
+
+
 def changed_inputs():
     """Write the product to an input, of which it is made, and add to it in place."""
 
@@ -681,6 +713,7 @@ CASES = {
     for case in (
         sums,
         epilogues,
+        laid_out,
         changed_inputs,
         other_dtypes,
         patches,

@@ -3,7 +3,7 @@
 
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
 numel; a pointwise loop over a reduction's rows and columns agrees with it, and one that memory runs
-along while the reduction goes across it is turned), every buffer that one writes and the other
+along while the reduction goes across it is turned, as is one that lays a product out otherwise), every buffer that one writes and the other
 touches is touched at the same address, no other node has to run between them, and they read a
 buffer at the same addresses, too, so that it is read once.  All pairs of groups
 that touch a buffer at one address are tried, up to `_WINDOW` apart among its users; those of which
@@ -357,13 +357,18 @@ class _Fusion:
         return None
 
     def _along(self, group: LoopGroup, other: LoopGroup, dimensions: _Dimensions) -> LoopGroup:
-        """Return a group as it goes through memory beside the other one, which reduces rows: with
-        the dimensions of its loops turned where they have another order.
+        """Return a group as it goes through memory beside the other one, which reduces rows or is a
+        product: with the dimensions of its loops turned where they have another order.
         """
         if group.dimensions == dimensions or other.dimensions != dimensions:
             return group
-        short = _has_short_rows(other, dimensions)
-        orders = [_beside(loop, other.written, dimensions, short=short) for loop in group.loops]
+        if other.product:
+            orders = [_behind(loop, other.written) for loop in group.loops]
+            if all(order == sorted(order or ()) for order in orders):
+                return group
+        else:
+            short = _has_short_rows(other, dimensions)
+            orders = [_beside(loop, other.written, dimensions, short=short) for loop in group.loops]
         loops = [
             self._turned_loop(loop, order)
             for loop, order in zip(group.loops, orders, strict=True)
@@ -471,13 +476,22 @@ def _beside(
     return [*places[first : last + 1], *places[:first], *places[last + 1 :]]
 
 
+def _behind(loop: Loop, written: frozenset[str]) -> Sequence[int] | None:
+    """Return the order of a loop's dimensions in which it reads a product's elements row by row,
+    such as one that lays out heads; None where it has none.
+    """
+    return _as_read(loop, {index for buffer, index, _ in loop.loads if buffer in written})
+
+
 def _as_read(loop: Loop, read: Collection[sympy.Expr]) -> Sequence[int] | None:
     """Return the order of a loop's dimensions in which it reads one address row by row; None where
     it has no such order.
     """
-    (index, *others) = read
+    if len(read) != 1:
+        return None
+    (index,) = read
     strides = [index.coeff(variable) for variable in loop.variables]
-    if others or not all(stride.is_Integer and stride >= 0 for stride in strides):
+    if not all(stride.is_Integer and stride >= 0 for stride in strides):
         return None
     # Dimensions that the address does not move with have a stride of 0, and keep their order.
     return sorted(range(len(strides)), key=lambda place: -strides[place])
