@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from bundler.codegen.gradient_sums import running_sums
+from bundler.codegen.uneven_products import multiplies_halves
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -36,7 +37,7 @@ def small_products(module: fx.GraphModule) -> frozenset[fx.Node]:
     Args:
         module: whose nodes have fake tensors, as `lower_graph` takes it.
     """
-    if torch.version.hip or torch.are_deterministic_algorithms_enabled():
+    if torch.are_deterministic_algorithms_enabled():
         return frozenset()
     found = {node for node in module.graph.nodes if node.target in _PRODUCTS and _is_small(node)}
     # Else all products of a sum that a library adds up one by one would have to be there at once.
@@ -51,4 +52,5 @@ def _is_small(node: fx.Node) -> bool:
     rows, length, columns = sizes
     small = rows * length * columns <= _MOST and length <= _LONGEST
     halves = left.dtype in _HALVES and right.dtype == left.dtype
-    return bool(small and halves and left.device.type == _DEVICE)
+    here = left.device.type == _DEVICE and multiplies_halves(left.device)
+    return bool(small and halves and here)

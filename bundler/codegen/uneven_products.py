@@ -22,6 +22,8 @@ aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
 _HALVES = (torch.float16, torch.bfloat16)
 _LINE_BYTES = 16
+# Triton compiles no product in bfloat16 for earlier ones.
+_AMPERE = (8, 0)
 # Smaller products take a library some 100 us at most, which no compile is worth.
 _LEAST = 1 << 28
 
@@ -75,7 +77,7 @@ def _is_judged(left: torch.Tensor, right: torch.Tensor) -> bool:
     CUDA, where they were measured; and where the order of additions does not count.
     """
     sizes = (*left.shape, right.shape[1])
-    if left.device.type != "cuda" or torch.version.hip:
+    if left.device.type != "cuda" or not multiplies_halves(left.device):
         return False
     if left.dtype not in _HALVES or right.dtype != left.dtype:
         return False
@@ -84,6 +86,15 @@ def _is_judged(left: torch.Tensor, right: torch.Tensor) -> bool:
     large = sizes[0] * sizes[1] * sizes[2] >= _LEAST
     lines = all(min(matrix.stride()) == 1 for matrix in (left, right))
     return large and lines and not torch.are_deterministic_algorithms_enabled()
+
+
+def multiplies_halves(device: torch.device) -> bool:
+    """Whether kernels of products in 16 bits are for a GPU: one of NVIDIA's from Ampere on, as one
+    that is not here is taken to be.
+    """
+    if torch.version.hip:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= _AMPERE
 
 
 def _elements(matrix: torch.Tensor) -> int:

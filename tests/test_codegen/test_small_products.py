@@ -74,6 +74,17 @@ def test_without_the_rule_they_are_called(options, device):
     assert not launched(program)
 
 
+@pytest.mark.parametrize(("capability", "is_kernel"), [((7, 5), False), ((8, 0), True)])
+def test_a_gpu_before_ampere_calls_them(monkeypatch, capability, is_kernel):
+    """Triton has no product in bfloat16 for it; large uneven ones are called there, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    for rows, columns, length in ((24, 32, 64), (256, 2049, 1536)):
+        inputs = [empty(rows, length), empty(columns, length), empty(columns)]
+        program = generate(layer, inputs, device="cuda", options=BY_RULE)
+        assert bool(launched(program)) == is_kernel
+
+
 def scaled(x, weight, scale):
     return (x * scale) @ weight.t()
 
