@@ -469,15 +469,18 @@ class _Reader:
         if narrow is not None:
             # What is computed of all bits in one kernel must not meet the stored ones in another.
             self._graph.builder.mark_reuse(narrow, len(node.users), rounded=True)
-        apart, nodes = node in self._added_behind, self._graph.builder.nodes
-        known = len(nodes)
+        apart, known = node in self._added_behind, len(self._graph.builder.nodes)
         found = self._host.computed(call) or self._generated(call, apart=apart)
         if node in self._unmeasured:
-            nodes[known:] = [
-                replace(one, measured=False) if isinstance(one, Loop) and one.is_product else one
-                for one in nodes[known:]
-            ]
+            self._leave_unmeasured(known)
         return found, self._viewed(node)
+
+    def _leave_unmeasured(self, known: int) -> None:
+        """Have products with one candidate of those that are behind the first so many nodes."""
+        nodes = self._graph.builder.nodes
+        for place, one in enumerate(nodes[known:], known):
+            if isinstance(one, Loop) and one.is_product:
+                nodes[place] = replace(one, measured=False)
 
     def _with_sum(self, node: fx.Node, call: OperatorCall) -> OperatorCall:
         """Return the call of a node, which adds a product to the sum of those before where it is
