@@ -325,7 +325,7 @@ class _Reader:
             aligned = _is_aligned(value) and not layout.device
             if FREED in node.meta:
                 self._graph.freed |= {name}
-                if DONATED in node.meta and not layout.device:
+                if DONATED in node.meta:
                     self._graph.donated |= {name}
             tensor = self._graph.builder.stored(name, layout, "input", aligned=aligned)
             tensor.own_strides = own

@@ -154,13 +154,19 @@ def seen(saved, other):
     return (saved * 2) @ other, torch.ops.aten.real(part)
 
 
-GRAPHS = (chain, chain_of_result, read_later, elsewhere, written, seen)
+def shown(saved, other):
+    """The caller has a called operator's view of what could be written over the input."""
+    first = (saved * 2).view(SIDE, SIDE // 2, 2)
+    return torch.ops.aten.view_as_complex(first), other @ other
+
+
+GRAPHS = (chain, chain_of_result, read_later, elsewhere, written, seen, shown)
 SIDE = 8
 
 
-def marked(function):
+def marked(function, offset=0):
     """Return the program of a function whose first input is donated."""
-    given = [torch.empty(SIDE, SIDE) for _ in range(2)]
+    given = [torch.empty(SIDE * SIDE + offset)[offset:].view(SIDE, SIDE) for _ in range(2)]
     module = make_fx(function, tracing_mode="fake")(*given)
     node = next(iter(module.graph.nodes))
     node.meta |= {FREED: True, DONATED: True}
@@ -256,6 +262,7 @@ def main():
     with config.patch(donated_buffer=False):
         found["not donated"] = of(head)
     found |= {f"graph {one.__name__}": graph(one) for one in GRAPHS}
+    found["unaligned"] = len(marked(chain, 1).plan.overwritten)
     found |= {
         "memory": [memory(one) for one in (head, twice, outer)],
         "failing": failing(),

@@ -11,10 +11,15 @@ pytest.importorskip("triton")
 
 from torch import fx  # noqa: E402
 from torch._functorch import config  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from bundler.codegen import schedule  # noqa: E402
 from bundler.codegen.autograd_results import _is_donated  # noqa: E402
 from bundler.codegen.channels_last import DONATED, FREED  # noqa: E402
 from bundler.codegen.donated_inputs import DonatedInputs, is_graph_kept, results_alone  # noqa: E402
+from bundler.codegen.graph_key import graph_key  # noqa: E402
+from bundler.codegen.loops.fusion import is_extern  # noqa: E402
+from bundler.codegen.program import GenerateOptions, program_of_graph  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
     Allocate,
     Input,
@@ -40,8 +45,9 @@ def test_gradients_are_eager_torchs_and_what_others_have_is_left(interpreted, tm
         assert found["graphs"] == found["not donated"] == [[], [0, 0]]
         for name in ("chain", "chain_of_result"):
             assert found[f"graph {name}"] == [1, [True, True]]
-        for name in ("read_later", "elsewhere", "written", "seen"):
+        for name in ("read_later", "elsewhere", "written", "seen", "shown"):
             assert found[f"graph {name}"] == [0, [True, True]]
+        assert found["unaligned"] == 0
         for calls, left in found["memory"]:
             assert calls == [[True, True, True]] * 2
             assert left
@@ -174,3 +180,32 @@ def test_two_kept_programs_agree_on_what_is_donated():
     symbols = Known([])
     symbols.num_symints_saved_for_bw = 1
     assert not _is_donated([program(forward), program(backward)], symbols)
+
+
+def chain(saved, other):
+    first = saved * 2
+    return (first @ other,)
+
+
+def test_a_donated_input_is_in_the_key_of_a_program():
+    """One that was generated for it writes there."""
+    modules = [make_fx(chain, tracing_mode="fake")(*[torch.empty(8, 8)] * 2) for _ in range(2)]
+    for module in modules:
+        next(iter(module.graph.nodes)).meta[FREED] = True
+    next(iter(modules[1].graph.nodes)).meta[DONATED] = True
+    one, other = (graph_key(module, GenerateOptions()).digest for module in modules)
+    assert one != other
+
+
+def test_the_order_of_launches_knows_what_needs_no_memory(monkeypatch):
+    found = []
+
+    def noted(groups, _buffers, _hints, _kept, _freed, takes):
+        found.extend(takes(group) for group in groups if not is_extern(group))
+        return groups
+
+    monkeypatch.setattr(schedule, "in_less_memory", noted)
+    module = make_fx(chain, tracing_mode="fake")(*[torch.empty(8, 8)] * 2)
+    next(iter(module.graph.nodes)).meta |= {FREED: True, DONATED: True}
+    program_of_graph(module)
+    assert [list(one.values()) for one in found] == [["arg0"]]
