@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from torch import fx  # noqa: E402
 from torch._functorch import config  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from bundler.codegen import schedule  # noqa: E402
+from bundler.codegen import autograd_results, schedule  # noqa: E402
 from bundler.codegen.autograd_results import _is_donated  # noqa: E402
 from bundler.codegen.channels_last import DONATED, FREED  # noqa: E402
 from bundler.codegen.donated_inputs import DonatedInputs, is_graph_kept, results_alone  # noqa: E402
@@ -109,7 +110,7 @@ def marked(donated=(0, 1), steps=("buf0", "buf1", "buf2"), results=None, freed=(
     assert known.bw_donated_idxs == []
     made = [Allocate(name, SPEC) for name in steps]
     outputs = tuple(Output(name) for name in ("buf0", "buf1", "buf2"))
-    inputs.filled_by(type("Program", (), {"plan": plan_of(*made, outputs=outputs)}))
+    inputs.filled_by(SimpleNamespace(plan=plan_of(*made, outputs=outputs)))
     backward = fx.Graph()
     given = [backward.placeholder(f"saved{number}") for number in (1, 2)]
     for number in freed:
@@ -162,34 +163,47 @@ def test_a_graph_is_kept_for_another_pass_and_outside_of_any():
 
 
 def program(plan):
-    return type("Program", (), {"plan": plan})
+    return SimpleNamespace(plan=plan)
+
+
+FORWARD = plan_of(Allocate("buf0", SPEC), outputs=(Output("arg0"), Output("buf0"), Output("arg0")))
+BACKWARD = plan_of(Overwrite("arg0"), inputs=(Input("arg0", SPEC), Input("arg1", SPEC)), outputs=())
+OTHER = replace(BACKWARD, steps=(Overwrite("arg1"),))
 
 
 def test_two_kept_programs_agree_on_what_is_donated():
-    """A backward graph's program is not taken beside one that has another's memory in there."""
-    forward = plan_of(
-        Allocate("buf0", SPEC), outputs=(Output("arg0"), Output("buf0"), Output("arg0"))
-    )
-    backward = plan_of(
-        Overwrite("arg0"), inputs=(Input("arg0", SPEC), Input("arg1", SPEC)), outputs=()
-    )
-    other = replace(backward, steps=(Overwrite("arg1"),))
-    agree = [_is_donated([program(forward), program(one)], Known([])) for one in (backward, other)]
+    agree = [_is_donated([program(FORWARD), program(one)], Known([])) for one in (BACKWARD, OTHER)]
     assert agree == [True, False]
-    assert _is_donated([program(forward)], Known([]))
+    assert _is_donated([program(FORWARD)], Known([]))
     symbols = Known([])
     symbols.num_symints_saved_for_bw = 1
-    assert not _is_donated([program(forward), program(backward)], symbols)
+    assert not _is_donated([program(FORWARD), program(BACKWARD)], symbols)
 
 
-def chain(saved, other):
-    first = saved * 2
-    return (first @ other,)
+@pytest.mark.parametrize(("backward", "taken"), [(BACKWARD, True), (OTHER, False)])
+def test_a_kept_result_whose_programs_do_not_agree_is_a_miss(monkeypatch, backward, taken):
+    """The backward graph's would write over what somebody else has."""
+    codes = [autograd_results.KeptCode(name) for name in ("forward", "backward")]
+    parts = [SimpleNamespace(result=code) for code in codes]
+    entry = SimpleNamespace(compiled_fw=parts[0], compiled_bw=parts[1], runtime_metadata=Known([]))
+    plans = {"forward": FORWARD, "backward": backward}
+    monkeypatch.setattr(autograd_results, "_read_entry", lambda _: entry)
+    monkeypatch.setattr(autograd_results, "_program", lambda name, _: program(plans[name]))
+    found = autograd_results.AutogradResult("0" * 64, None, lambda _: (list, list))
+    assert found.look() is taken
+    assert len(found.programs) == 2 * taken
+
+
+def traced():
+    def function(saved, other):
+        return ((saved * 2) @ other,)
+
+    return make_fx(function, tracing_mode="fake")(torch.empty(8, 8), torch.empty(8, 8))
 
 
 def test_a_donated_input_is_in_the_key_of_a_program():
     """One that was generated for it writes there."""
-    modules = [make_fx(chain, tracing_mode="fake")(*[torch.empty(8, 8)] * 2) for _ in range(2)]
+    modules = [traced() for _ in range(2)]
     for module in modules:
         next(iter(module.graph.nodes)).meta[FREED] = True
     next(iter(modules[1].graph.nodes)).meta[DONATED] = True
@@ -205,7 +219,7 @@ def test_the_order_of_launches_knows_what_needs_no_memory(monkeypatch):
         return groups
 
     monkeypatch.setattr(schedule, "in_less_memory", noted)
-    module = make_fx(chain, tracing_mode="fake")(*[torch.empty(8, 8)] * 2)
+    module = traced()
     next(iter(module.graph.nodes)).meta |= {FREED: True, DONATED: True}
     program_of_graph(module)
     assert [list(one.values()) for one in found] == [["arg0"]]
