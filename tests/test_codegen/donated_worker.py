@@ -143,8 +143,9 @@ def elsewhere(saved, other):
 
 def written(saved, other):
     """The input is one that the graph changes."""
-    saved.mul_(2)
-    later = saved + (saved @ other).sum(1, keepdim=True)
+    twice = saved * 2
+    later = twice + (twice @ other).sum(1, keepdim=True)
+    saved.copy_(twice)
     return (later @ other,)
 
 
