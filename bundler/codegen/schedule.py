@@ -170,7 +170,7 @@ class _Scheduler:
         # Memory -> the buffers that took it over, in the order of the program.
         self._takers: dict[str, list[str]] = {}
         # Inputs whose memory the program may have.
-        self._donated = graph.donated - graph.changed
+        self._donated = graph.donated.difference(graph.changed)
         # Buffers whose rows several programs share.
         self._shared: frozenset[str] = frozenset()
         # Buffers whose memory a step of the plan allocates, or an operator returns.

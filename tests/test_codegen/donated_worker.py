@@ -88,11 +88,12 @@ def trained(function, retained=0):
     return [*(one.detach().clone() for one in results), x.detach(), w.detach(), *found]
 
 
-def compiled(function, **options):
+def compiled(function, dynamic=None, **options):
     torch._dynamo.reset()
     programs = []
     options = {"programs": programs, "workers": 1, **options}
-    called = torch.compile(function, backend=torch_backend.triton_bundler, options=options)
+    backend = torch_backend.triton_bundler
+    called = torch.compile(function, backend=backend, dynamic=dynamic, options=options)
     return called, programs
 
 
@@ -259,6 +260,7 @@ def main():
     found["not kept"] = of(head, keep=False)
     found["retained"] = of(head, (2, 0, 2, 0))
     found["retained, not kept"] = of(head, (2, 0, 2, 0), keep=False)
+    found["changing sizes"] = of(head, (2, 0, 0), dynamic=True)
     found["graphs"] = of(head, graphs=True)
     with config.patch(donated_buffer=False):
         found["not donated"] = of(head)

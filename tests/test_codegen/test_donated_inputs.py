@@ -38,7 +38,14 @@ def test_gradients_are_eager_torchs_and_what_others_have_is_left(interpreted, tm
     """So they are in another process, by programs that the first one kept."""
     for _ in range(2):
         found = json.loads(interpreted("donated_worker.py", tmp_path))
-        for name in ("head", "twice", "not kept", "retained", "retained, not kept"):
+        for name in (
+            "head",
+            "twice",
+            "not kept",
+            "retained",
+            "retained, not kept",
+            "changing sizes",
+        ):
             assert found[name] == [[], [0, 1]], name
         for name in ("head_returned", "head_seen", "head_of_copy", "changed", "outer"):
             assert found[name] == [[], [0, 0]], name
