@@ -82,6 +82,8 @@ def autograd_key(module: fx.GraphModule, inputs: Sequence[Any], options: Any) ->
             "tracing": "\n".join(_tracing(lines.devices)),
             "inputs": given,
             "graph": graph,
+            # Where calls are CUDA graphs, inputs of backward graphs are not written over.
+            "graphs": str(options.graphs),
         }
     except Unkeyed as error:
         _log.debug("a graph of Dynamo's has no key: %s", error)

@@ -39,6 +39,7 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.output_code import OutputCode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bundler.codegen.donated_inputs import results_alone
 from bundler.codegen.kept_programs import kept_program, tell_of
 from bundler.codegen.program import GenerateOptions, Program, as_kept
 from bundler.compile.source_modules import errors_of, read_trusted, user_directory, write_whole
@@ -138,7 +139,10 @@ class AutogradResult:
             if run is None:
                 return False
             code.run = partial(_first_call, code, *run)
-        self._entry, self.programs = entry, [one for one in programs if one is not None]
+        found = [one for one in programs if one is not None]
+        if not _is_donated(found, entry.runtime_metadata):
+            return False
+        self._entry, self.programs = entry, found
         return True
 
     @contextlib.contextmanager
@@ -199,10 +203,6 @@ class AutogradResult:
         """Compile a graph of inference, or a forward one."""
         if self._entry is not None:
             raise Unusable
-        context = TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None:
-            # Else torch would allow one backward pass alone: our programs leave what was saved.
-            context.fw_metadata.bw_donated_idxs = []
         name = self._name(0)
         return KeptCode(name, compiler(module, inputs, ran=partial(_keep_name, name)))
 
@@ -279,6 +279,18 @@ def _program(name: str, options: GenerateOptions) -> Program | None:
         return None
     tell_of(digest)
     return as_kept(kept, {}, options, digest=digest)
+
+
+def _is_donated(programs: Sequence[Program], known: Any) -> bool:
+    """Whether what a backward graph's program writes over is alone in memory as the forward graph's
+    fills it: another process than the one that kept the one may have kept the other.
+    """
+    if len(programs) == 1 or not programs[1].plan.overwritten:
+        return True
+    forward, backward = (one.plan for one in programs)
+    places = {n for n, item in enumerate(backward.inputs) if item.name in backward.overwritten}
+    saved = {known.num_forward + place for place in places}
+    return known.num_symints_saved_for_bw == 0 and saved <= results_alone(forward)
 
 
 def _program_path(name: str) -> str:

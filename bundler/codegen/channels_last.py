@@ -27,6 +27,8 @@ CALLERS_RESULTS = "callers_results"
 STORED_STRIDES = "stored_strides"
 #: Key of an input's `meta`: nobody has the input any more when the graph read it.
 FREED = "freed"
+#: Key of an input's `meta`, beside `FREED`: the program may write over it.
+DONATED = "donated"
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 # Gains and losses of time in inference by the kind of convolution, and how many nodes a graph may
 # have for each one: all Inductor's.

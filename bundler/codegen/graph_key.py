@@ -38,7 +38,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy import functions
 
-from bundler.codegen.channels_last import CALLERS_RESULTS, FREED, STORED_STRIDES
+from bundler.codegen.channels_last import CALLERS_RESULTS, DONATED, FREED, STORED_STRIDES
 from bundler.codegen.lower import (
     NarrowGuard,
     example_of,
@@ -255,8 +255,9 @@ class GraphLines:
         original = node.meta.get("original_aten")
         # A value that is missing is another than None, the value of a token.
         value = self._value(node.meta["val"]) if "val" in node.meta else ""
-        stored, freed = node.meta.get(STORED_STRIDES, ""), FREED if FREED in node.meta else ""
-        return f"{value} {'' if original is None else original} {stored} {freed}"
+        stored = node.meta.get(STORED_STRIDES, "")
+        marks = " ".join(mark for mark in (FREED, DONATED) if mark in node.meta)
+        return f"{value} {'' if original is None else original} {stored} {marks}"
 
     def _target(self, node: fx.Node) -> str:
         target = node.target

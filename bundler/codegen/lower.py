@@ -32,6 +32,7 @@ from torch.utils._sympy import functions
 from bundler.codegen.biases import added_behind
 from bundler.codegen.channels_last import (
     CALLERS_RESULTS,
+    DONATED,
     FREED,
     STORED_STRIDES,
     has_images,
@@ -154,6 +155,7 @@ class LoweredGraph:
         callers_results: of a forward graph, how many results the caller sees; those behind them are
             for backward, which is told their strides. None where the caller sees all.
         freed: inputs that nobody has when the program read them: what was saved for backward.
+        donated: those of them whose memory the program may write over.
         fallbacks: operators that are called as they are.
         device: where the tensors lie, as torch names it.
         changed: buffers of inputs, and of constants, that the program changes.
@@ -180,6 +182,7 @@ class LoweredGraph:
     asked: list[NarrowGuard] = field(default_factory=list)
     callers_results: int | None = None
     freed: frozenset[str] = frozenset()
+    donated: frozenset[str] = frozenset()
     sources: SourceNodes = field(default_factory=SourceNodes)
 
 
@@ -322,6 +325,8 @@ class _Reader:
             aligned = _is_aligned(value) and not layout.device
             if FREED in node.meta:
                 self._graph.freed |= {name}
+                if DONATED in node.meta:
+                    self._graph.donated |= {name}
             tensor = self._graph.builder.stored(name, layout, "input", aligned=aligned)
             tensor.own_strides = own
             return self._bound(tensor, value, None)

@@ -208,7 +208,8 @@ class Program:
 
     def consume(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run the program as `run` does, and empty the list of inputs, so that each is freed as
-        soon as it was read, unless somebody else has it.
+        soon as it was read, unless somebody else has it; those of `plan.overwritten` hold other
+        numbers then.
         """
         if self.verifier is None:
             return self._runner.consume(inputs)

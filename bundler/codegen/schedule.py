@@ -79,6 +79,7 @@ from bundler.runtime.program.program_plan import (
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     Release,
     Seeds,
@@ -108,6 +109,7 @@ class Graph(Protocol):
     guards: list[str]
     names: dict[str, tuple[str, ...]]
     freed: frozenset[str]
+    donated: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class _Scheduler:
         self._alias: dict[str, str] = {}
         # Memory -> the buffers that took it over, in the order of the program.
         self._takers: dict[str, list[str]] = {}
+        # Inputs whose memory the program may have.
+        self._donated = graph.donated.difference(graph.changed)
         # Buffers whose rows several programs share.
         self._shared: frozenset[str] = frozenset()
         # Buffers whose memory a step of the plan allocates, or an operator returns.
@@ -298,8 +302,8 @@ class _Scheduler:
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
         own = {name for name in group.touched if self._is_own(name)}
         stored = {name for name in own & group.written if uses[name] > 1 or name in self._outputs}
-        read = own - group.written - self._outputs
-        return _reusable(group, self._buffers, stored - added, read)
+        read = (own - group.written - self._outputs) | (self._donated & group.touched)
+        return _reusable(group, self._buffers, stored - added, read, self._may_take)
 
     def _allocate(self, name: str) -> None:
         self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
@@ -391,7 +395,10 @@ class _Scheduler:
         dying = {
             n
             for n in group.touched
-            if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
+            if last[n] == number
+            and self._is_free(n)
+            and n not in self._outputs
+            and n not in written
         }
         reused: dict[str, str] = {}
         for part in (group.parts or (group,)) if reuse else ():
@@ -399,12 +406,14 @@ class _Scheduler:
             others = (other.touched for other in group.parts if other is not part)
             own = dying.intersection(part.touched).difference(*others)
             new = (written - removed - added).intersection(part.written)
-            reused |= _reusable(part, self._buffers, new, own)
+            reused |= _reusable(part, self._buffers, new, own, self._may_take)
         kernel, text = self._kernel(group, removed, reused)
         for name in sorted(written - removed, key=_order):
             if name in reused:
                 # The chain may be long: the memory is that of the first buffer in it.
                 memory = self._alias[name] = self._memory(reused[name])
+                if memory in self._donated and memory not in self._takers:
+                    self._steps.append(Overwrite(memory))
                 self._takers.setdefault(memory, []).append(name)
             elif name not in self._made:
                 self._allocate(name)
@@ -465,6 +474,20 @@ class _Scheduler:
             if has_descriptors(tiles):
                 self._modules.add_other(kernel, tiles)
         return kernel, text
+
+    def _is_free(self, name: str) -> bool:
+        """Whether a buffer's memory is the program's when nobody reads it any more."""
+        return self._is_own(name) or name in self._donated
+
+    def _may_take(self, new: str, old: str) -> bool:
+        """Whether a buffer may take the memory of another one: what the caller may get, itself or
+        as a view that an operator returned, not that of an input, nor what is aligned that of an
+        input which may not be.
+        """
+        memory = self._buffers[self._memory(old)]
+        if memory.source == "node":
+            return True
+        return memory.aligned and new not in self._outputs and not self._buffers[new].shared
 
     def _memory(self, name: str) -> str:
         return self._alias.get(name, name)
@@ -652,6 +675,7 @@ def _reusable(
     buffers: Mapping[str, Buffer],
     written: Collection[str],
     dying: Collection[str],
+    may_take: Callable[[str, str], bool],
 ) -> dict[str, str]:
     """Return buffer that is written -> buffer whose memory it may take over.
 
@@ -665,6 +689,7 @@ def _reusable(
         buffers: of the program.
         written: buffers that the kernel stores.
         dying: buffers that nobody reads after it.
+        may_take: whether a buffer may take another one's memory, whatever the kernel does.
     """
     if any(loop.kind not in {POINTWISE, *REDUCTIONS} or loop.rows_each for loop in group.loops):
         # The programs of a product read rows and columns of others, and a scan those of its row.
@@ -683,14 +708,18 @@ def _reusable(
         for name, index, _ in loop.loads:
             reads.setdefault(name, set()).add(place(index))
         stores[loop.buffer] = place(loop.index)
+    own = {name for name in dying if buffers[name].source == "node"}
     found: dict[str, str] = {}
     last = max(passes.values(), default=0)
     for new in sorted(name for name in written if passes[name] == last):
-        for old in sorted(set(dying) - set(found.values())):
+        # An input last: a call that leaves it to the caller has to copy it.
+        free = sorted(set(dying) - set(found.values()), key=lambda n: (n not in own, n))
+        for old in free:
             if (
                 not buffers[old].shared
                 and reads.get(old) == {stores[new]}
                 and _same_memory(buffers[new].layout, buffers[old].layout)
+                and may_take(new, old)
             ):
                 found[new] = old
                 break

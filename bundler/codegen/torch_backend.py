@@ -32,6 +32,7 @@ from bundler.codegen.autograd_key import autograd_key
 from bundler.codegen.autograd_results import AutogradResult, Runs, Unusable
 from bundler.codegen.channels_last import CALLERS_RESULTS, FREED, STORED_STRIDES, has_images
 from bundler.codegen.decompositions import decompositions
+from bundler.codegen.donated_inputs import DonatedInputs, consumer
 from bundler.codegen.emit import has_float8, refuse_missing_types
 from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
@@ -173,8 +174,9 @@ def _compiled(
     """Return what AOTAutograd makes of a graph with a table of decompositions, or made of it in an
     earlier process.
     """
-    forward: Callable[..., Any] = partial(_compile_forward, compiler=compiler)
-    backward: Callable[..., Any] = partial(_compile_backward, compiler=compiler)
+    donated = DonatedInputs()
+    forward: Callable[..., Any] = partial(_compile_forward, compiler=compiler, donated=donated)
+    backward: Callable[..., Any] = partial(_compile_backward, compiler=compiler, donated=donated)
     inference = compiler
     if kept is not None:
         forward, inference = partial(kept.forward, forward), partial(kept.forward, inference)
@@ -197,8 +199,10 @@ def _runs(program: Program, *, workers: int | None) -> Runs | None:
         return None
     started = compile_ahead.start_again(program, workers)
 
+    consume = consumer(program)
+
     def later(inputs: list[Any]) -> list[Any]:
-        return list(program.consume(inputs))
+        return list(consume(inputs))
 
     def first(inputs: list[Any]) -> list[Any]:
         compile_ahead.wait(started)
@@ -251,6 +255,7 @@ def _compile_forward(
     example_inputs: Sequence[Any],
     *,
     compiler: Callable[..., Any],
+    donated: DonatedInputs,
     **named: Any,
 ) -> Any:
     context = TracingContext.try_get()
@@ -258,7 +263,8 @@ def _compile_forward(
     if known is not None:
         _copy_saved_inputs(module, known)
         module.meta[CALLERS_RESULTS] = known.num_forward
-    return compiler(module, example_inputs, **named)
+        donated.take(module, known)
+    return compiler(module, example_inputs, made=donated.filled_by, **named)
 
 
 def _compile_backward(
@@ -266,6 +272,7 @@ def _compile_backward(
     example_inputs: Sequence[Any],
     *,
     compiler: Callable[..., Any],
+    donated: DonatedInputs,
     **named: Any,
 ) -> Any:
     # What was saved may lie otherwise than torch traced: as the forward graph's program reported.
@@ -277,6 +284,7 @@ def _compile_backward(
         traced = node.meta.get("val")
         if has_images(traced) and has_images(example) and example.stride() != traced.stride():
             node.meta[STORED_STRIDES] = example.stride()
+    donated.mark(inputs)
     return compiler(module, example_inputs, **named)
 
 
@@ -312,10 +320,12 @@ def compile_graph(
     options: GenerateOptions | None = None,
     workers: int | None = 1,
     keep: bool = False,
+    made: Callable[[Program], None] | None = None,
     ran: Callable[[Program], None] | None = None,
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be
-    generated; `keep` is as `program_of_graph` has it, and `ran` is told of a program that ran.
+    generated; `keep` is as `program_of_graph` has it, `made` is told of a program, and `ran` of one
+    that ran.
     """
     try:
         program = program_of_graph(module, options, guarded=True, keep=keep)
@@ -328,6 +338,8 @@ def compile_graph(
     if reason is not None:
         return _as_it_is(module, programs, reason)
     programs.append(program)
+    if made is not None and not program.options.graphs:
+        made(program)
     _report_strides(program)
     started = compile_ahead.start(program, workers)
     tried = _TriedProgram(program, module, programs, started, ran)
@@ -412,7 +424,7 @@ class _TriedProgram:
             results = self._module.forward(*inputs)
             self._give_up(error)
             return results
-        self._run = self._program.consume
+        self._run = consumer(self._program)
         if self._ran is not None:
             self._ran(self._program)
         self._program.keep_launches()

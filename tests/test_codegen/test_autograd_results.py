@@ -53,6 +53,7 @@ def test_an_equal_graph_has_an_equal_key():
     """Names of the user's say nothing, nor does what is left out of programs."""
     known = key()
     assert len(known) == 64
+    assert known != key(options=replace(OPTIONS, graphs=True))
     named = replace(OPTIONS, name="another", sources="/elsewhere", nan_checks=True)
     assert known == key() == key(options=named)
 

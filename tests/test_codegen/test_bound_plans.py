@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,13 @@ from bundler.runtime.program.bound_plan import BoundPlan  # noqa: E402
 from bundler.runtime.program.program_plan import (  # noqa: E402
     Allocate,
     Input,
+    KernelEntry,
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
+    Release,
     TensorSpec,
 )
 from bundler.runtime.program.run import ProgramRunner  # noqa: E402
@@ -152,6 +156,51 @@ def test_inputs_that_nobody_else_has_are_freed_once_read():
     assert (product == 32).all()
     assert (seen == 3).all()
     assert seen.shape == (16,)
+
+
+@pytest.mark.parametrize("consume", [True, False])
+def test_an_input_is_written_over_where_it_is_consumed_and_copied_otherwise(consume):
+    """Where it lies, or as a copy that is made there, and goes with the last who reads it."""
+    first = OperatorStep(
+        "aten.neg.default", ({"buffer": "other", "spec": None},), {}, ("made",), True, (VECTOR,)
+    )
+    second = OperatorStep(
+        "aten.mul.Tensor",
+        ({"buffer": "saved", "spec": None}, {"buffer": "made", "spec": None}),
+        {},
+        ("result",),
+        True,
+        (VECTOR,),
+    )
+    last = replace(first, outputs=("unused",))
+    launch = Launch("kernel", ("@saved",), {"xnumel": 4})
+    plan = ProgramPlan(
+        (Input("saved", VECTOR), Input("other", VECTOR)),
+        {},
+        (first, Overwrite("saved"), launch, second, Release("made"), last),
+        (Output("result"),),
+        {"kernel": KernelEntry("Grid1D", ("in_out_ptr0", "xnumel"))},
+    )
+    written, alive = [], []
+
+    class Watching(TorchMemory):
+        def call(self, operator, arguments, keywords):
+            gc.collect()
+            alive.append([one() is not None for one in written])
+            return super().call(operator, arguments, keywords)
+
+    def launched(_kernel, arguments, _sizes):
+        arguments[0].fill_(5)
+        written.append(weakref.ref(arguments[0]))
+
+    runner = ProgramRunner(plan, launched, Watching())
+    given = [torch.ones(4), torch.full((4,), 2.0)]
+    caller = [] if consume else list(given)
+    (found,) = runner.consume(given) if consume else runner(*given)
+    assert (found == -10).all()
+    assert alive == [[], [True], [False]]
+    assert runner.copies == (not consume)
+    assert all((one == value).all() for one, value in zip(caller, (1, 2), strict=False))
 
 
 def test_a_view_beyond_a_tensor_is_refused_by_torch():

@@ -25,6 +25,7 @@ from bundler.runtime.program.program_plan import (  # noqa: E402
     Input,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     TensorSpec,
 )
@@ -426,6 +427,13 @@ def test_what_waits_for_the_gpu_is_not_captured(function, reason):
     program = generate(function, inputs())
     run = GraphRunner(program.plan, lambda *_: None, Memory(Graphs()), program.constants)
     assert reason in run.graph_use.refusal
+
+
+def test_what_writes_over_inputs_is_not_captured():
+    """The next launch would read what the last one stored there."""
+    plan = ProgramPlan((Input("x", VECTOR),), {}, (Overwrite("x"),), (), {})
+    run = GraphRunner(plan, lambda *_: None, Memory(Graphs()))
+    assert "writes over inputs" in run.graph_use.refusal
 
 
 def test_a_memory_without_graphs():

@@ -156,6 +156,7 @@ def test_a_float_in_an_address_becomes_an_integer_of_its_width(size, expected):
                 guards=[],
                 names={},
                 freed=frozenset(),
+                donated=frozenset(),
             )
         )
     )

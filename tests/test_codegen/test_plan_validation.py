@@ -27,6 +27,7 @@ from bundler.runtime.program.program_plan import (
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     Release,
     TensorSpec,
@@ -88,6 +89,52 @@ def test_a_plan_comes_back():
     assert decoded(document()) == decoded(json.loads(decoded(document()).to_json()))
     assert decoded(document()).steps[1] == PLAN.steps[1]
     assert decoded(document()).kernels == PLAN.kernels
+
+
+def overwriting(*steps, inputs=PLAN.inputs):
+    """Return the document of a plan that begins with other steps, and has no results."""
+    return json.loads(dataclasses.replace(PLAN, inputs=inputs, steps=steps, outputs=()).to_json())
+
+
+def test_a_plan_that_writes_over_an_input_comes_back_and_older_readers_refuse_it():
+    data = overwriting(Overwrite("arg0"))
+    assert data["version"] == 3
+    assert decoded(data).overwritten == {"arg0"}
+    assert document()["version"] == 1
+    assert PLAN.overwritten == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("steps", "part"),
+    [
+        ((Overwrite("other"),), "buffer that is there"),
+        ((Overwrite("ks1"),), "buffer that is there"),
+        ((PLAN.steps[0], Overwrite("buf0")), "neither changed nor overwritten"),
+        ((Overwrite("arg0"), Overwrite("arg0")), "neither changed nor overwritten"),
+    ],
+    ids=["unknown", "size", "buffer", "twice"],
+)
+def test_only_an_input_is_overwritten_and_once(steps, part):
+    with pytest.raises(FormatError, match=part):
+        decoded(overwriting(*steps))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Input("arg0", WHOLE, changed=True), Input("arg0", dataclasses.replace(WHOLE, device="host"))],
+    ids=["changed", "on the host"],
+)
+def test_an_input_that_the_caller_reads_again_is_not_overwritten(other):
+    data = overwriting(Overwrite("arg0"), inputs=(other, *PLAN.inputs[1:]))
+    with pytest.raises(FormatError, match="neither changed nor overwritten"):
+        decoded(data)
+
+
+def test_no_result_is_an_input_that_was_overwritten():
+    data = document()
+    data["steps"].insert(0, ["Overwrite", {"name": "arg0"}])
+    with pytest.raises(FormatError, match="output 1: expected no input that was overwritten"):
+        decoded(data)
 
 
 STEPS, BIG = "steps", 1 << 62

@@ -86,6 +86,7 @@ for make in (softmax, transposed, columns, changing):
         guards=(),
         names={},
         freed=frozenset(),
+        donated=frozenset(),
     )
     built = schedule_program(graph, lambda _: True)
     digest.update(

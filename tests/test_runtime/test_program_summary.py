@@ -18,6 +18,7 @@ from bundler.runtime.program.program_plan import (
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     Release,
     Seeds,
@@ -106,6 +107,13 @@ def test_memory_is_the_peak_of_what_is_there_at_once():
     assert (found.memory_bytes, found.random) == (128, True)
     assert found.operators == ("aten.mm.default", "aten.view.default")
     assert summary_of("p", plan(steps=steps[2:])).memory_bytes == 96
+
+
+def test_memory_has_copies_of_inputs_that_are_written_over():
+    """A call of a bundle's program leaves them to the caller."""
+    inputs = (Input("x", ROW),)
+    found = summary_of("p", plan(inputs=inputs, steps=(Overwrite("x"), Allocate("b", ACROSS))))
+    assert found.memory_bytes == 192
 
 
 def test_targets_are_those_of_every_kernel():

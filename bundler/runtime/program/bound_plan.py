@@ -38,6 +38,7 @@ from bundler.runtime.program.program_plan import (
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     Release,
     Seeds,
@@ -96,10 +97,16 @@ class BoundPlan:
         # What nothing reads any more when a function was called; an input's place -> its last one.
         released: list[list[int]] = []
         last: dict[int, int] = {}
+        # What copies an input that is to be overwritten, by its number; the inputs' places.
+        copying: set[int] = set()
+        overwritten: set[int] = set()
         for planned in filter(binder.is_work, plan.steps):
             if isinstance(planned, Release) and released:
                 released[-1].append(binder.released(planned))
             else:
+                if isinstance(planned, Overwrite):
+                    copying.add(len(functions))
+                    overwritten.add(binder.released(planned))
                 made = binder.steps(planned)
                 functions += made
                 released += [[] for _ in made]
@@ -107,12 +114,15 @@ class BoundPlan:
         self._results = [binder.result(output) for output in plan.outputs]
         self._start, self._floats = binder.start, tuple(binder.floats.items())
         self._workspace, self._work_places = binder.workspace, binder.work_places()
+        for place in overwritten:
+            released[last.pop(place)].append(place)
         self._steps = _clearing_after(functions, released)
         returned = binder.inputs_read()
         for place, number in last.items():
             if place not in returned:
                 released[number].append(place)
-        self._consuming = _clearing_after(functions, released)
+        kept = [None if n in copying else function for n, function in enumerate(functions)]
+        self._consuming = _clearing_after(kept, released)
 
     def run(
         self, inputs: list[Any], sizes: Mapping[str, Any], seeds: Any, *, consume: bool = False
@@ -167,12 +177,13 @@ def input_place(number: int) -> int:
 
 
 def _clearing_after(
-    functions: Sequence[_Function], released: Sequence[Sequence[int]]
+    functions: Sequence[_Function | None], released: Sequence[Sequence[int]]
 ) -> tuple[_Function, ...]:
     """Return functions, each followed by what forgets what it was the last to read."""
     found = []
     for function, places in zip(functions, released, strict=True):
-        found.append(function)
+        if function is not None:
+            found.append(function)
         if places:
             found.append(step(None, tuple(places)))
     return tuple(found)
@@ -208,7 +219,7 @@ class _StepBinder:
             found = Workspace(environment.plan, self._memory, self._shape)
             self.workspace = found if found.buffers else None
         self._work = frozenset(() if self.workspace is None else self.workspace.buffers)
-        self._alone = _in_one_result(environment.plan, environment.constants)
+        self._alone = in_one_result(environment.plan, environment.constants)
         # Buffer -> the layout in which operators are given it; those that are made in that one.
         self._given, self._made_as_given = _given_alike(environment.plan), set[str]()
 
@@ -238,6 +249,9 @@ class _StepBinder:
                     else bound(spec.dtype, *shape)
                 )
                 return [step(allocate, (), result=self._place(name))]
+            case Overwrite(name):
+                place = self._place(name)
+                return [step(self._copy, (place,), result=place)]
             case OperatorStep():
                 return self._call(planned)
             case Release():
@@ -248,9 +262,12 @@ class _StepBinder:
             case Cooperation():
                 return [self._cooperation(planned)]
 
-    def released(self, planned: Release) -> int:
-        """Return the place of what a step releases."""
+    def released(self, planned: Release | Overwrite) -> int:
+        """Return the place of what a step releases, or overwrites."""
         return self._place(planned.name)
+
+    def _copy(self, value: Any) -> Any:
+        return self._environment.copied(value, value.shape, strides_of(value))
 
     def _cooperation(self, planned: Cooperation) -> _Function:
         """Return what runs the form that the launcher chooses."""
@@ -596,7 +613,7 @@ class _Arguments:
         return place
 
 
-def _in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[str]:
+def in_one_result(plan: ProgramPlan, constants: Collection[str]) -> frozenset[str]:
     """Return the buffers of which one result is made, and nothing else that a caller has."""
     if any(isinstance(step, OperatorStep) and step.view for step in plan.every_step):
         return frozenset()

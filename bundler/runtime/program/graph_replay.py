@@ -515,6 +515,8 @@ def _refusal(plan: ProgramPlan, graphs: Any, *, drawn: bool) -> str:
         graphs: that it would be captured by.
         drawn: whether torch's generator draws its seeds, which knows of graphs.
     """
+    if plan.overwritten:
+        return "it writes over inputs, which a graph reads again in its next launch"
     specs = [item.spec for item in plan.inputs]
     specs += [output.spec for output in plan.outputs]
     dtypes = {item.name: item.spec.dtype for item in plan.inputs if item.spec is not None}

@@ -4,7 +4,7 @@ by name.  Nothing of it is executed as code.
 
 ::
 
-    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release
+    inputs  ->  steps: Seeds | Allocate | Overwrite | Launch | OperatorStep | Release
                        | GridCounters | Cooperation, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions`
@@ -38,8 +38,9 @@ from bundler.runtime.heuristics.launch_grids import (
 from bundler.runtime.program.device_tensors import DTYPES, span
 from bundler.runtime.program.host_values import value_names
 
-# The second has kernels that take only some numbers, of which a reader of the first knows nothing.
-_PLAIN_VERSION, VERSION = 1, 2
+# The second has kernels that take only some numbers, the third overwrites inputs; a reader of an
+# earlier one knows nothing of these.
+_PLAIN_VERSION, _BOUNDED_VERSION, VERSION = 1, 2, 3
 MAX_PLAN_BYTES = 64 << 20
 BUFFER_MARK = "@"
 NUMBER_MARK = "#"
@@ -109,6 +110,16 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Overwrite:
+    """An input's memory becomes that of what the next launch stores.
+
+    A call that consumes its inputs stores there, any other one in a copy, which is made here.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch of a kernel.
 
@@ -163,7 +174,7 @@ class GridCounters:
     count: int
 
 
-PlainStep = Seeds | Allocate | Launch | OperatorStep | Release | GridCounters
+PlainStep = Seeds | Allocate | Overwrite | Launch | OperatorStep | Release | GridCounters
 
 
 @dataclass(frozen=True)
@@ -304,7 +315,9 @@ class ProgramPlan:
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
         bounded = any(entry.most for entry in self.kernels.values())
-        data = asdict(self) | {"version": VERSION if bounded else _PLAIN_VERSION}
+        data = asdict(self) | {"version": _BOUNDED_VERSION if bounded else _PLAIN_VERSION}
+        if self.overwritten:
+            data["version"] = VERSION
         # A plan without them is as it was before there were any.
         for kernel in data["kernels"].values():
             for name in ("others", "functions", "most", "beyond"):
@@ -318,6 +331,11 @@ class ProgramPlan:
         """The steps of both forms of a computation, one after the other."""
         for step in self.steps:
             yield from (*step.together, *step.apart) if isinstance(step, Cooperation) else (step,)
+
+    @property
+    def overwritten(self) -> frozenset[str]:
+        """Names of the inputs whose memory a call that consumes them writes over."""
+        return frozenset(step.name for step in self.steps if isinstance(step, Overwrite))
 
     @property
     def apart(self) -> ProgramPlan:
@@ -342,7 +360,8 @@ def _encoded(steps: Iterable[Step]) -> list[tuple[str, Mapping[str, Any]]]:
 # ----------------------------------------------------------------------------------------- Reading
 
 _STEPS: Mapping[str, type[PlainStep]] = {
-    one.__name__: one for one in (Allocate, GridCounters, Launch, OperatorStep, Release, Seeds)
+    one.__name__: one
+    for one in (Allocate, GridCounters, Launch, OperatorStep, Overwrite, Release, Seeds)
 }
 _FORMS = ("together", "apart")
 # What a form of a computation does; it may be run again, and another one in its place.
@@ -382,7 +401,7 @@ def read_plan(data: bytes) -> ProgramPlan:
         version = found.pop("version")
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
-    if version not in (_PLAIN_VERSION, VERSION):
+    if version not in (_PLAIN_VERSION, _BOUNDED_VERSION, VERSION):
         raise UnsupportedVersion(
             f"a program's plan: expected a version up to {VERSION}, got {version!r}; update bundler",
             got=version,
@@ -433,6 +452,13 @@ class _PlanCheck:
         self._plan = plan
         self._sizes = frozenset({*plan.sizes, *plan.values})
         self._live: dict[str, TensorSpec | None] = {}
+        # Inputs that may still be overwritten; those that were.
+        self._unchanged = {
+            item.name
+            for item in plan.inputs
+            if item.spec is not None and not item.changed and item.spec.device != HOST
+        }
+        self._overwritten: set[str] = set()
         self._where = "inputs"
 
     def run(self) -> None:
@@ -513,6 +539,11 @@ class _PlanCheck:
             case Release(name):
                 self._used(name)
                 del self._live[name]
+            case Overwrite(name):
+                self._used(name)
+                free = name in self._unchanged - self._overwritten
+                self._demand(free, "an input that is neither changed nor overwritten", name)
+                self._overwritten.add(name)
             case Launch():
                 self._launch(step)
             case OperatorStep():
@@ -620,6 +651,8 @@ class _PlanCheck:
     def _output(self, output: Output) -> None:
         if output.buffer is not None:
             base = self._used(output.buffer)
+            own = output.buffer not in self._overwritten
+            self._demand(own, "no input that was overwritten", output.buffer)
             if output.spec is not None:
                 self._view(base, output.spec)
             self._demand(

@@ -23,6 +23,7 @@ from bundler.runtime.program.program_plan import (
     Launch,
     OperatorStep,
     Output,
+    Overwrite,
     ProgramPlan,
     Release,
     Seeds,
@@ -205,6 +206,7 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
     """Return the most bytes of buffers that are there at once; what operators need meanwhile is
     torch's.
     """
+    inputs = {item.name: item.spec for item in plan.inputs if item.spec is not None}
     held: dict[str, int] = {}
     now = most = 0
     for step in plan.every_step:
@@ -214,6 +216,8 @@ def _memory_bytes(plan: ProgramPlan) -> int | None:
                 continue
             case Allocate(name, spec):
                 new = {name: _bytes(spec)}
+            case Overwrite(name):
+                new = {name: _bytes(inputs[name])}
             case Seeds(name, count):
                 new = {name: _SEED_BYTES * count}
             case GridCounters(name, count):

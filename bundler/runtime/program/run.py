@@ -201,6 +201,8 @@ class ProgramRunner:
     def consume(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run the program as a call does, and empty the list: tensors that nobody else has are
         freed as soon as they were read, so that what a backward pass has is not held to its end.
+
+        Inputs that the plan says are written over hold other numbers then.
         """
         with self._current_device():
             return self._run(inputs, None, consume=True)
