@@ -267,7 +267,9 @@ class _StepBinder:
         return self._place(planned.name)
 
     def _copy(self, value: Any) -> Any:
-        return self._environment.copied(value, value.shape, strides_of(value))
+        # The runner's, which refuses where the memory has none, counts what lay elsewhere than traced.
+        copied = getattr(self._memory, "copied", None) or self._environment.copied
+        return copied(value, value.shape, strides_of(value))
 
     def _cooperation(self, planned: Cooperation) -> _Function:
         """Return what runs the form that the launcher chooses."""
