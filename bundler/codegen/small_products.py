@@ -28,7 +28,8 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default)
 _HALVES = (torch.float16, torch.bfloat16)
 # Where it was measured.
 _DEVICE = "cuda"
-_MOST, _LONGEST = 1 << 29, 2048
+#: Multiplications, and terms of a sum, at most.
+MOST, LONGEST = 1 << 29, 2048
 
 
 def small_products(module: fx.GraphModule) -> frozenset[fx.Node]:
@@ -50,7 +51,7 @@ def _is_small(node: fx.Node) -> bool:
     if any(type(size) is not int or size == 1 for size in sizes) or node.kwargs:
         return False
     rows, length, columns = sizes
-    small = rows * length * columns <= _MOST and length <= _LONGEST
+    small = rows * length * columns <= MOST and length <= LONGEST
     halves = left.dtype in _HALVES and right.dtype == left.dtype
     here = left.device.type == _DEVICE and multiplies_halves(left.device)
     return bool(small and halves and here)

@@ -670,6 +670,46 @@ def measured():
     }
 
 
+def small():
+    """By torch.compile's rule, as the GPU has them that it is for: in each order of the operands, as
+    `tools.codegen small-products` measures them, and in a layer with its activation and residual.
+    """
+    from bundler.codegen import small_products as rule
+    from tools.codegen import small_products
+
+    by_rule = GenerateOptions(templates="by rule")
+    with mock.patch.object(rule, "_DEVICE", "cpu"):
+        for layout, (function, *_) in small_products.LAYOUTS.items():
+            found = small_products.problem((33, 24, 16), layout, "cpu")
+            ((kernel, arguments),) = found.launches
+            kernel.run(*arguments)
+            result = next(one for one in arguments if getattr(one, "shape", ()) == (33, 24))
+            exact = function(*(one.double() for one in found.inputs))
+            torch.testing.assert_close(result.double(), exact, rtol=2.0**-8, atol=1e-4)
+        for dtype in (torch.bfloat16, torch.float16):
+            layers = nn.Linear(32, 72), nn.Linear(72, 32)
+            inputs = [drawn(3, 7, 32), *(one for layer in layers for one in layer.parameters())]
+            inputs = [one.detach().to(dtype) for one in inputs]
+
+            def layer(x, up, first, down, last):
+                return x + F.linear(F.silu(F.linear(x, up, first)), down, last)
+
+            program = generate(layer, inputs, options=by_rule)
+            assert not program.fallbacks
+            (got,), exact = program.run(*inputs), layer(*(one.double() for one in inputs))
+            off, eager = ((one.double() - exact).norm() for one in (got, layer(*inputs)))
+            assert off <= 1.5 * eager
+    assert len(set(small_products.SHAPES)) == 45
+    rows = [
+        {"shape": shape, "cublas_ms": 2.0, "eager_ms": 4.0, "tuned_ms": 1.0, "chosen_ms": one}
+        for shape, one in (((8, 8, 8), 1.0), ((8, 8, 16), 4.0), ((8, 8, 1 << 20), 2.0))
+    ]
+    found = small_products.summary(rows, rows[:1])
+    assert (found["bias_alone"], found["bias_alone_worst"]) == (1.0, 2.0)
+    assert (found["kernel_behind"], found["chosen_over_tuned"]) == (0.5, 2.0)
+    assert (found["plain"], found["others_worst"]) == (0.5, 1.0)
+
+
 class Block(nn.Module):
     """A layer as transformers have it, attention and what follows, in products."""
 
@@ -714,6 +754,7 @@ CASES = {
         sums,
         epilogues,
         laid_out,
+        small,
         changed_inputs,
         other_dtypes,
         patches,

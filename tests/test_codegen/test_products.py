@@ -37,7 +37,7 @@ def full(*sizes, dtype=torch.float32):
 
 def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     """Sums and their scales, what shares a product's kernel, and inputs that change."""
-    cases = ("sums", "repeated", "epilogues", "laid_out", "changed_inputs", "single_rows")
+    cases = ("sums", "repeated", "epilogues", "laid_out", "small", "changed_inputs", "single_rows")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 

@@ -22,6 +22,7 @@ PROGRAMS = (
     "products",
     "random-graphs",
     "random-programs",
+    "small-products",
     "suites",
     "without-torch",
 )

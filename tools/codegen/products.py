@@ -100,12 +100,12 @@ def main() -> int:
     options = line.parse_args()
     for dtype in options.dtype:
         began = time.monotonic()
-        rows = measured_all(dtype)
-        taken = {"seconds": round(time.monotonic() - began, 1)}
+        rows = measured_all(dtype, SHAPES)
+        spent = {"seconds": round(time.monotonic() - began, 1)}
         result = {
             **measurement.facts(),
             "dtype": dtype,
-            **taken,
+            **spent,
             "rows": rows,
             **summary(rows),
         }
@@ -116,23 +116,27 @@ def main() -> int:
                 f" {row['cublas_ms'] / row['tuned_ms']:5.2f} x  chosen"
                 f" {row['cublas_ms'] / row['chosen_ms']:5.2f} x  {'; '.join(row['tuned'])}"
             )
-        print(dtype, {name: round(value, 3) for name, value in summary(rows).items()}, taken)
+        print(dtype, {name: round(value, 3) for name, value in summary(rows).items()}, spent)
     return 0
 
 
-def measured_all(dtype: str) -> list[dict[str, Any]]:
+def measured_all(dtype: str, wanted: Sequence[Shape]) -> list[dict[str, Any]]:
     """Return the times of all shapes, whose candidates are compiled side by side first."""
-    from bundler.codegen import compile_ahead
-
-    shapes = [_rounded_up(shape) if dtype == "fp8" else shape for shape in SHAPES]
+    shapes = [_rounded_up(shape) if dtype == "fp8" else shape for shape in wanted]
     problems = [problem(shape, dtype, "cuda") for shape in shapes]
-    compiled = [compile_ahead.start(found.program, None) for found in problems]
-    for started in compiled:
-        compile_ahead.wait(started)
+    compile_all(problems)
     rows: list[dict[str, Any]] = []
     while problems:
         rows.append(measured(shapes[len(rows)], problems.pop(0), dtype))
     return rows
+
+
+def compile_all(problems: Sequence[Problem]) -> None:
+    """Have all candidates compiled side by side."""
+    from bundler.codegen import compile_ahead
+
+    for started in [compile_ahead.start(found.program, None) for found in problems]:
+        compile_ahead.wait(started)
 
 
 def _rounded_up(shape: Shape) -> Shape:
@@ -149,11 +153,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     whole = [min(row["eager_ms"], row.get("fused_ms", math.inf)) / row["tuned_ms"] for row in rows]
     chosen = [row["chosen_ms"] / row["tuned_ms"] for row in rows]
     found = {
-        "speed": _mean(speeds),
+        "speed": mean(speeds),
         "least_speed": min(speeds),
-        "speed_with_epilogue": _mean(whole),
+        "speed_with_epilogue": mean(whole),
         "least_with_epilogue": min(whole),
-        "chosen_over_tuned": _mean(chosen),
+        "chosen_over_tuned": mean(chosen),
         "most_chosen_over_tuned": max(chosen),
     }
     passes = (
@@ -164,7 +168,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {**found, "passes": passes}
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
@@ -172,13 +177,21 @@ def problem(shape: Shape, dtype: str, device: str) -> Problem:
     """Return the program of a shape."""
     import torch
 
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+    torch.manual_seed(0)
+    return launched(_function(dtype), _inputs(shape, dtype, device), "all", device)
+
+
+def launched(
+    function: Callable[..., Any], inputs: list[Any], templates: str, device: str
+) -> Problem:
+    """Return the program of a function with such templates, and its launches."""
+    import torch
+
     from bundler.codegen.program import GenerateOptions, generate
     from bundler.runtime.program.program_plan import Allocate, Launch
 
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
-    torch.manual_seed(0)
-    inputs = _inputs(shape, dtype, device)
-    program = generate(_function(dtype), inputs, options=GenerateOptions(templates="all"))
+    program = generate(function, inputs, options=GenerateOptions(templates=templates))
     tensors = {
         f"@{given.name}": one for given, one in zip(program.plan.inputs, inputs, strict=True)
     }
@@ -267,18 +280,18 @@ def measured(shape: Shape, found: Problem, dtype: str) -> dict[str, Any]:
     assert wrong <= 1, f"{shape} {dtype}: {wrong} times as far from float64 as it may be"
     fused = _fused(dtype)
     launches = [candidate_launches(kernel, arguments) for kernel, arguments in found.launches]
-    times = [{name: _taken(clock, one) for name, one in every.items()} for every in launches]
+    times = [{name: taken(clock, one) for name, one in every.items()} for every in launches]
     tuned = [min(every, key=every.__getitem__) for every in times]
 
     def together(names: Sequence[str]) -> float:
-        return _taken(clock, *(every[name] for every, name in zip(launches, names, strict=True)))
+        return taken(clock, *(every[name] for every, name in zip(launches, names, strict=True)))
 
     return {
         "shape": list(shape),
         "off": wrong,
-        "cublas_ms": _taken(clock, partial(_product(dtype), *found.inputs)),
-        "eager_ms": _taken(clock, partial(_function(dtype), *found.inputs)),
-        **({"fused_ms": _taken(clock, partial(fused, *found.inputs))} if fused else {}),
+        "cublas_ms": taken(clock, partial(_product(dtype), *found.inputs)),
+        "eager_ms": taken(clock, partial(_function(dtype), *found.inputs)),
+        **({"fused_ms": taken(clock, partial(fused, *found.inputs))} if fused else {}),
         "chosen_ms": together([next(iter(every)) for every in times]),
         "tuned_ms": together(tuned),
         "tuned": tuned,
@@ -286,7 +299,7 @@ def measured(shape: Shape, found: Problem, dtype: str) -> dict[str, Any]:
     }
 
 
-def _taken(clock: Any, *functions: Callable[[], Any]) -> float:
+def taken(clock: Any, *functions: Callable[[], Any]) -> float:
     """Return how many milliseconds functions take, one after the other."""
 
     def run() -> None:
