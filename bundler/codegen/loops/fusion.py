@@ -3,12 +3,12 @@
 
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
 numel; a pointwise loop over a reduction's rows and columns agrees with it, and one that memory runs
-along while the reduction goes across it is turned, as is one that lays a product out otherwise), every buffer that one writes and the other
-touches is touched at the same address, no other node has to run between them, and they read a
-buffer at the same addresses, too, so that it is read once.  All pairs of groups
-that touch a buffer at one address are tried, up to `_WINDOW` apart among its users; those of which
-one writes for the other go first, then that which saves most bytes, and where a measurement may
-tell (`Choose`), only what it finds faster is made.  `schedule` calls it.
+along while the reduction goes across it is turned, as is one that lays a product out otherwise),
+every buffer that one writes and the other touches is touched at the same address, no other node has
+to run between them, and they read a buffer at the same addresses, too, so that it is read once. All
+pairs of groups that touch a buffer at one address are tried, up to `_WINDOW` apart among its users;
+those of which one writes for the other go first, then that which saves most bytes, and where a
+measurement may tell (`Choose`), only what it finds faster is made. `schedule` calls it.
 """
 
 from __future__ import annotations
