@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`small_products`: products of matrices that a GPU computes in less time than the host takes to ask
-a library for them, so that kernels of ours had better compute them.  Imports torch.
+"""`small_products`: products of matrices that a GPU computes in less time than the host takes to
+ask a library for them, so that kernels of ours had better compute them.  Imports torch.
 
 On an H200 the host asks cuBLAS for a product in some 17 us, and launches a kernel in 5.5.  33
 products of at most 2**29 multiplications in 16 bits (8 to 401,408 rows, sums of 16 to 2,048), with
