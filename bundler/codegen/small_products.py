@@ -21,11 +21,8 @@ import torch
 from torch import fx
 
 from bundler.codegen.gradient_sums import running_sums
-from bundler.codegen.uneven_products import multiplies_halves
+from bundler.codegen.uneven_products import HALVES, PRODUCTS, multiplies_halves
 
-aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
-_HALVES = (torch.float16, torch.bfloat16)
 # Where it was measured.
 _DEVICE = "cuda"
 #: Multiplications, and terms of a sum, at most.
@@ -40,7 +37,7 @@ def small_products(module: fx.GraphModule) -> frozenset[fx.Node]:
     """
     if torch.are_deterministic_algorithms_enabled():
         return frozenset()
-    found = {node for node in module.graph.nodes if node.target in _PRODUCTS and _is_small(node)}
+    found = {node for node in module.graph.nodes if node.target in PRODUCTS and _is_small(node)}
     # Else all products of a sum that a library adds up one by one would have to be there at once.
     return frozenset(found.difference(one.product for one in running_sums(module).values()))
 
@@ -52,6 +49,6 @@ def _is_small(node: fx.Node) -> bool:
         return False
     rows, length, columns = sizes
     small = rows * length * columns <= MOST and length <= LONGEST
-    halves = left.dtype in _HALVES and right.dtype == left.dtype
+    halves = left.dtype in HALVES and right.dtype == left.dtype
     here = left.device.type == _DEVICE and multiplies_halves(left.device)
     return bool(small and halves and here)

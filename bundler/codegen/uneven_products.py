@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
-_HALVES = (torch.float16, torch.bfloat16)
+#: What the rules of both modules are for.
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+HALVES = (torch.float16, torch.bfloat16)
 _LINE_BYTES = 16
 # Triton compiles no product in bfloat16 for earlier ones.
 _AMPERE = (8, 0)
@@ -38,7 +39,7 @@ def uneven_results(module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _is_uneven(node: fx.Node) -> bool:
-    if node.target not in _PRODUCTS:
+    if node.target not in PRODUCTS:
         return False
     left, right = (one.meta["val"] for one in node.args[-2:])
     even = _step(left) == _step(right) == 0
@@ -79,7 +80,7 @@ def _is_judged(left: torch.Tensor, right: torch.Tensor) -> bool:
     sizes = (*left.shape, right.shape[1])
     if left.device.type != "cuda" or not multiplies_halves(left.device):
         return False
-    if left.dtype not in _HALVES or right.dtype != left.dtype:
+    if left.dtype not in HALVES or right.dtype != left.dtype:
         return False
     if any(type(size) is not int for size in sizes) or 1 in sizes:
         return False

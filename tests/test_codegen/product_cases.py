@@ -207,9 +207,9 @@ def epilogues():
 
 
 def laid_out():
-    """Store a product's elements in another order, in its kernel: of heads, of their keys, turned as
-    a whole, cut where no row ends, beside what lies as it is, of a batch; and once more, where that
-    is none.
+    """Store a product's elements in another order, in its kernel: of heads, of their keys, turned
+    as a whole, cut where no row ends, beside what lies as it is, of a batch; and by another one,
+    where that is none.
     """
 
     def compared(function, *inputs, kernels=1):
@@ -671,8 +671,8 @@ def measured():
 
 
 def small():
-    """By torch.compile's rule, as the GPU has them that it is for: in each order of the operands, as
-    `tools.codegen small-products` measures them, and in a layer with its activation and residual.
+    """By torch.compile's rule, as the GPU has them that it is for: in each order of the operands,
+    as `tools.codegen small-products` measures them, and in a layer with activation and residual.
     """
     from bundler.codegen import small_products as rule
     from tools.codegen import small_products

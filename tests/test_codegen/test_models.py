@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 from tools.codegen import (  # noqa: E402
     model_cases,
     model_process,
+    model_rows,
     model_times,
     models,
 )
@@ -487,3 +488,26 @@ def test_the_dashboards_models_can_be_built_in_their_own_sizes():
         assert sum(one.numel() for one in model.parameters()) > 1e6, name
         given = dashboard_models.inputs(name, 8, "cuda")
         assert {len(one) for one in given.values()} == {row.batch}, name
+
+
+def test_the_rows_of_times_tell_busy_models_from_idle_ones():
+    """Of those that keep the GPU busy the worst counts, of those that leave it idle the mean; one
+    in between is neither.
+    """
+
+    def timed(wall, device, ours):
+        theirs = {"wall": wall, "device": device, "peak": 1.0, "first_s": 1.0}
+        return {"inductor": theirs, "ours": theirs | {"wall": ours}}
+
+    times = {
+        "busy": timed(10.0, 9.5, 10.1),
+        "slower": timed(10.0, 9.5, 10.3),
+        "between": timed(10.0, 7.0, 30.0),
+        "idle": timed(10.0, 2.0, 4.0),
+        "less so": timed(10.0, 4.0, 9.0),
+    }
+    found = {row["work"]: row for row in model_rows.rows(times)}
+    busy = found["wall time, the worst of 2 models that keep the GPU busy"]
+    idle = found["wall time, geometric mean of 2 models that leave the GPU idle"]
+    assert (busy["figure"], busy["ok"]) == (1.03, False)
+    assert (round(idle["figure"], 6), idle["ok"]) == (0.6, True)

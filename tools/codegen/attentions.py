@@ -13,6 +13,7 @@ The result goes to docs/results/codegen-attentions-DTYPE.json.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _mean(ratios: list[float]) -> float | None:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def problem(shape: Shape, dtype: str, device: str) -> AttentionProblem:

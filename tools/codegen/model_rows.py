@@ -5,9 +5,8 @@ docs/benchmarks.md; `rows`: their targets.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tools.shared import measurement
@@ -37,8 +36,8 @@ _ABOUT = """`python -m tools.codegen models --time --kind dashboard`. Models of 
 dashboard in their own sizes and a quarter of its batches, inference in bfloat16 and training, ours
 beside Inductor's by default settings. Nine to sixteen processes share the GPU, and all others stand
 still while one is timed; a first call has one core. Device time is the sum over the kernels of a
-call; that of generated kernels, of neither libraries nor templates, was not noted in the first runs.
-The raw result says of which commit each line is.
+call; that of generated kernels, of neither libraries nor templates, was not noted in the first
+runs. The raw result says of which commit each line is.
 """
 
 
@@ -51,7 +50,7 @@ def rows(times: Mapping[str, Found]) -> list[Found]:
             continue
         if mean is not None:
             words = f"{_KINDS[kind]}, geometric mean of {len(ratios)}"
-            found.append(_row(words, _mean(ratios.values()), mean, "Inductor"))
+            found.append(_row(words, statistics.geometric_mean(ratios.values()), mean, "Inductor"))
         if most is not None:
             worst = max(ratios, key=lambda name: ratios[name])
             found.append(_row(f"{_KINDS[kind]}, the worst model", ratios[worst], most, worst))
@@ -63,7 +62,7 @@ def rows(times: Mapping[str, Found]) -> list[Found]:
     idle = [_ratio(one, "wall") for one in times.values() if _share(one) < _IDLE]
     if idle:
         words = f"wall time, geometric mean of {len(idle)} models that leave the GPU idle"
-        found.append(_row(words, _mean(idle), _MOST_OF_IDLE, "Inductor"))
+        found.append(_row(words, statistics.geometric_mean(idle), _MOST_OF_IDLE, "Inductor"))
     return found
 
 
@@ -85,10 +84,6 @@ def section(result: Found) -> str:
     head = ["model", *_KINDS.values(), "kernels: ours, Inductor's"]
     parts = [_ABOUT, table(["what", "figure", "beside", "target"], asked), table(head, each)]
     return "## Whole models beside Inductor\n\n" + "\n".join(parts)
-
-
-def _mean(ratios: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def _row(words: str, figure: float, most: float, peer: str) -> Found:

@@ -18,6 +18,7 @@ whose columns and lengths are rounded up to 16.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -153,11 +154,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     whole = [min(row["eager_ms"], row.get("fused_ms", math.inf)) / row["tuned_ms"] for row in rows]
     chosen = [row["chosen_ms"] / row["tuned_ms"] for row in rows]
     found = {
-        "speed": mean(speeds),
+        "speed": statistics.geometric_mean(speeds),
         "least_speed": min(speeds),
-        "speed_with_epilogue": mean(whole),
+        "speed_with_epilogue": statistics.geometric_mean(whole),
         "least_with_epilogue": min(whole),
-        "chosen_over_tuned": mean(chosen),
+        "chosen_over_tuned": statistics.geometric_mean(chosen),
         "most_chosen_over_tuned": max(chosen),
     }
     passes = (
@@ -166,11 +167,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         and found["chosen_over_tuned"] <= _MOST_OVER_TUNED
     )
     return {**found, "passes": passes}
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def problem(shape: Shape, dtype: str, device: str) -> Problem:

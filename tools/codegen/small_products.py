@@ -12,6 +12,7 @@ docs/results/codegen-small-products.json.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,29 +26,54 @@ from tools.shared import measurement
 NAME = "codegen-small-products"
 # Rows, columns, what is summed up: layers of small transformers, few tokens of larger ones, and
 # pixels of convolutional networks.
-SHAPES: tuple[products.Shape, ...] = (
-    *((1576, columns, length) for columns, length in ((192, 192), (576, 192), (768, 192))),
+SHAPES = (
+    (1576, 192, 192),
+    (1576, 576, 192),
+    (1576, 768, 192),
     (1576, 192, 768),
-    *((1024, columns, length) for columns, length in ((384, 512), (512, 384), (1024, 512))),
-    *((1024, columns, length) for columns, length in ((512, 1024), (2048, 1024), (1024, 2048))),
-    *((1024, columns, length) for columns, length in ((3072, 1024), (1024, 3072))),
-    *((2048, columns, length) for columns, length in ((128, 512), (128, 128), (512, 128))),
+    (1024, 384, 512),
+    (1024, 512, 384),
+    (1024, 1024, 512),
+    (1024, 512, 1024),
+    (1024, 2048, 1024),
+    (1024, 1024, 2048),
+    (1024, 3072, 1024),
+    (1024, 1024, 3072),
+    (2048, 128, 512),
+    (2048, 128, 128),
+    (2048, 512, 128),
     (2048, 512, 512),
-    *((16384, columns, length) for columns, length in ((128, 512), (128, 128), (512, 128))),
-    *((512, columns, length) for columns, length in ((1024, 1024), (4096, 1024), (1024, 4096))),
+    (16384, 128, 512),
+    (16384, 128, 128),
+    (16384, 512, 128),
+    (512, 1024, 1024),
+    (512, 4096, 1024),
+    (512, 1024, 4096),
     (256, 1024, 1024),
-    *((64, columns, length) for columns, length in ((1024, 1024), (4096, 1024), (1024, 4096))),
-    *((128, columns, length) for columns, length in ((2048, 2048), (1280, 960), (1000, 1280))),
-    *((401408, columns, 16) for columns in (16, 64)),
-    *((100352, columns, length) for columns, length in ((24, 64), (72, 24))),
-    *((25088, columns, length) for columns, length in ((40, 120), (240, 40), (256, 128))),
+    (64, 1024, 1024),
+    (64, 4096, 1024),
+    (64, 1024, 4096),
+    (128, 2048, 2048),
+    (128, 1280, 960),
+    (128, 1000, 1280),
+    (401408, 16, 16),
+    (401408, 64, 16),
+    (100352, 24, 64),
+    (100352, 72, 24),
+    (25088, 40, 120),
+    (25088, 240, 40),
+    (25088, 256, 128),
     (25088, 64, 256),
-    *((6272, columns, length) for columns, length in ((80, 240), (480, 80), (112, 672))),
+    (6272, 80, 240),
+    (6272, 480, 80),
+    (6272, 112, 672),
     (6272, 1024, 256),
-    *((1568, columns, length) for columns, length in ((960, 160), (160, 960), (2048, 512))),
+    (1568, 960, 160),
+    (1568, 160, 960),
+    (1568, 2048, 512),
     (8, 1000, 2048),
 )
-PLAIN: tuple[products.Shape, ...] = (
+PLAIN = (
     (1576, 192, 576),
     (1576, 768, 192),
     (2048, 128, 512),
@@ -116,7 +142,7 @@ def summary(rows: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> 
     found: dict[str, float] = {}
     for name, (some, beside) in compared.items():
         ratios = [row["chosen_ms"] / row[beside] for row in some]
-        found |= {name: products.mean(ratios), f"{name}_worst": max(ratios)}
+        found |= {name: statistics.geometric_mean(ratios), f"{name}_worst": max(ratios)}
     return found
 
 
