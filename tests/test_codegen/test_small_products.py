@@ -74,6 +74,32 @@ def test_without_the_rule_they_are_called(options, device):
     assert not launched(program)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y, z: x[:1] @ y.t(),
+        lambda x, y, z: x @ y[:1].t(),
+        lambda x, y, z: torch.addmm(z, x, y.t(), alpha=2),
+    ],
+    ids=["a row", "a column", "a factor"],
+)
+def test_vectors_and_sums_with_factors_are_left_alone(function):
+    """Others have rules for the one, and nobody measured the other."""
+    inputs = [empty(24, 64), empty(32, 64), empty(32)]
+    program = generate(function, inputs, device="cuda", options=BY_RULE)
+    assert program.fallbacks
+    assert not launched(program)
+
+
+def test_torchs_switch_for_one_order_of_additions_calls_them():
+    inputs = [empty(24, 64), empty(32, 64), empty(32)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not launched(generate(layer, inputs, device="cuda", options=BY_RULE))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize(("capability", "is_kernel"), [((7, 5), False), ((8, 0), True)])
 def test_a_gpu_before_ampere_calls_them(monkeypatch, capability, is_kernel):
     """Triton has no product in bfloat16 for it; large uneven ones are called there, too."""
