@@ -15,6 +15,7 @@ from typing import Any
 
 from bundler.codegen.module_decorators import ModuleKernel, current_device
 from bundler.runtime.tuning.benchmark import Clock, CudaClock
+from bundler.toolchain.descriptor_arguments import with_descriptors
 from bundler.toolchain.torch_memory import provide_scratch, random_tensor
 
 # A tensor's dtype, sizes and strides; or a plain number.
@@ -63,8 +64,8 @@ def candidate_launches(kernel: ModuleKernel, args: Sequence[Any]) -> dict[str, C
     found: dict[str, Callable[[], Any]] = {}
     for config in made.configs:
         grid = made.grid_of(config, bound)
-        options = {**config.all_kwargs(), **made.constants, **made.compile_options}
-        found[str(config)] = partial(made.fn[grid], **bound, **options)
+        call = {**bound, **config.all_kwargs(), **made.constants, **made.compile_options}
+        found[str(config)] = partial(made.fn[grid], **with_descriptors(made.fn, call))
     return found
 
 

@@ -27,6 +27,7 @@ objects, and retargeting turns recorded calls back into specs.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +128,19 @@ def stand_in(spec: Spec, name: str) -> Any:
 
 
 def _descriptor(element: str, block: list[int]) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     base = StandInTensor(element, aligned=True, large=False)
     # Triton does not specialize on shape and strides; these are legal for every block and element.
     strides = [1 << 10 * (len(block) - 1 - axis) for axis in range(len(block))]
-    return TensorDescriptor(base, [1 << 10] * len(block), strides, block)
+    return tensor_descriptor(base, [1 << 10] * len(block), strides, block)
+
+
+def tensor_descriptor(
+    base: Any, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]
+) -> Any:
+    """Return Triton's own descriptor of a tensor, or of what stands in for one."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(base, list(shape), list(strides), list(block))
 
 
 def same_type(found: Any, spec: Spec) -> bool:

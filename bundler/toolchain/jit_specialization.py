@@ -28,6 +28,7 @@ from bundler.format.launch_spec import Named, Path
 from bundler.toolchain import keytext
 from bundler.toolchain.argument_specs import Spec, same_type, stand_in
 from bundler.toolchain.declared_target import declared
+from bundler.toolchain.descriptor_arguments import with_descriptors
 from bundler.toolchain.encoding import encode_type, encode_value
 
 # More decorators than any kernel has.
@@ -110,7 +111,9 @@ def specialize(
         given = {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)
         for call in _calls(kernel, given, target):
             stopped = stop_call(jit_function(kernel), call)
-            _check_types(stopped.source.signature, arguments)
+            # A descriptor takes the place of a pointer that was given.
+            as_given = {n: spec for n, spec in arguments.items() if call.get(n) is given[n]}
+            _check_types(stopped.source.signature, as_given)
             yield as_data(stopped)
 
 
@@ -119,7 +122,7 @@ def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[s
     would make them.
     """
     if isinstance(kernel, _jit_class("JITFunction")):
-        yield call
+        yield with_descriptors(kernel, call)
     elif hasattr(kernel, "configs"):
         for config in kernel.configs:
             # `bundler.autotune` leaves options out that the target does not have; a tuner of

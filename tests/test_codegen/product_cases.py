@@ -18,6 +18,7 @@ from bundler.codegen.program import GenerateOptions, generate
 from bundler.codegen.templates import split_products
 from bundler.runtime.configs import Config
 from bundler.runtime.program.program_plan import Allocate, Launch
+from bundler.toolchain.descriptor_arguments import with_descriptors
 
 TEMPLATES = GenerateOptions(templates="all")
 # Half of the distance to the next number, relative; and the least number above 0.
@@ -601,7 +602,8 @@ def turns():
             grid = kernel.grid_of(config, bound)
             assert grid[0] <= (programs or many)
             out.fill_(float("nan"))
-            kernel.fn[grid](**bound, **config.all_kwargs(), **kernel.constants)
+            call = {**bound, **config.all_kwargs(), **kernel.constants}
+            kernel.fn[grid](**with_descriptors(kernel.fn, call))
             results[programs] = out.clone()
         assert not results[0].isnan().any()
         for one in results.values():

@@ -145,6 +145,13 @@ def cuda(request, recorded, monkeypatch):
 
 
 @pytest.fixture
+def described_kernels():
+    """A kernel that takes a descriptor in the place of a pointer."""
+    pytest.importorskip("triton")
+    return load_beside("described_kernels")
+
+
+@pytest.fixture
 def launch_kernels():
     """The kernels as JIT functions."""
     pytest.importorskip("triton")

@@ -76,6 +76,7 @@ class KernelText:
         dimensions: (prefix, numel), as the signature has them.
         parameters: what a launch passes, in order.
         blocks: constexpr parameters behind them.
+        descriptors: what `host_descriptors` reads as a default, behind the blocks; else nothing.
         body: lines of the function.
         hints: prefix -> power of two at or above the number of elements.
         reduction_hint: `INNER`, `OUTER` or `DEFAULT`.
@@ -126,6 +127,7 @@ class KernelText:
     in_turn: bool = False
     repeated: float = 1.0
     most: Mapping[str, int] = field(default_factory=dict)
+    descriptors: tuple[Any, ...] = ()
 
     @property
     def grid_sizes(self) -> dict[str, sympy.Expr]:

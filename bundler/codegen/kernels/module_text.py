@@ -17,6 +17,7 @@ from typing import Any
 from bundler.codegen.kernels.kernel_arguments import KernelParameter
 from bundler.codegen.kernels.kernel_plan import KernelText
 from bundler.format.digest import sha256
+from bundler.format.host_descriptors import PARAMETER as DESCRIPTORS
 from bundler.runtime.heuristics.launch_grids import COOPERATIVE_GRID, PRODUCT_GRID
 
 _PLACEHOLDER, _GIGABYTES = "KERNEL_NAME", "KERNEL_GIGABYTES"
@@ -147,6 +148,8 @@ def kernel_name(text: KernelText, number: int) -> str:
 def module_text(text: KernelText, policy: Mapping[str, bool]) -> str:
     """Return the source of a module, with placeholders for the kernel's name and its gigabytes."""
     parameters = [*map(_declared, text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
+    if text.descriptors:
+        parameters.append(f"{DESCRIPTORS}: tl.constexpr = {text.descriptors!r}")
     arguments = "".join(f"    {line},\n" for line in _metadata(text, policy))
     body = "".join(f"    {line}\n" for line in text.body)
     functions = "".join(f"\n\n{function}" for function in text.functions)

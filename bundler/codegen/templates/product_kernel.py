@@ -9,9 +9,10 @@ r0_ is what is summed up. `schedule` calls it in the place of `write_kernel`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -42,6 +43,7 @@ from bundler.codegen.templates.product_text import (
     sum_of_products,
     whole_body,
 )
+from bundler.format.host_descriptors import HostDescriptor
 from bundler.runtime.heuristics.block_limits import MIN_DOT_EDGE
 from bundler.runtime.heuristics.launch_grids import PROGRAMS
 from bundler.runtime.heuristics.product_rules import largest_block
@@ -106,6 +108,7 @@ def write_product(
     # A descriptor would have to change from turn to turn.
     turns = siblings == 1 and product.measured
     writer.takes_turns = turns and _takes_turns(group, buffers, removed)
+    writer.read_once = _read_once(group)
     writer.is_narrow = item_bytes(product.value.terms[0].dtype) <= _NARROW
     body = writer.write(group.loops)
     # The grid counts a batch of one, too.
@@ -126,6 +129,7 @@ def write_product(
         dimensions=dimensions,
         parameters=parameters,
         blocks=(*_BLOCKS, *([PROGRAMS] if writer.tiles else [])),
+        descriptors=_by_host(writer.tiles),
         body=(*fixed, *whole_body(block, body, writer.tiles, batched=not batch)),
         hints={prefix: max(1, hint_of(size, size_hints)) for prefix, size in dimensions},
         reduction_hint="DEFAULT",
@@ -150,6 +154,12 @@ def write_product(
             **({"tma_min_blocks": {"R0_BLOCK": MIN_DOT_EDGE}} if writer.tiles else {}),
         },
     )
+
+
+def _by_host(tiles: Sequence[TiledOperand]) -> tuple[Any, ...]:
+    """Return what a kernel says of the descriptors that the host makes."""
+    made = [tuple(tile.by_host) for tile in tiles if tile.by_host]
+    return (PROGRAMS, *made) if made else ()
 
 
 def _operands(product: Loop) -> str:
@@ -184,6 +194,15 @@ def _takes_turns(group: LoopGroup, buffers: Mapping[str, Buffer], removed: froze
     return all(size.is_Integer and elements.is_Integer and size < elements for size in wide)
 
 
+def _read_once(group: LoopGroup) -> frozenset[str]:
+    """Return the buffers that a group reads in one place and does not write: their pointers may be
+    descriptors.
+    """
+    reads = Counter(name for loop in group.loops for name, _, _ in loads_of(loop.value))
+    written = {loop.buffer for loop in group.loops}
+    return frozenset(name for name, count in reads.items() if count == 1) - written
+
+
 class _Side(NamedTuple):
     """An operand that is written: what stands for the summed variable, the prefix of the other
     dimension of its blocks, and their shape.
@@ -211,6 +230,8 @@ class _ProductBody(BodyWriter):
     tiles: tuple[TiledOperand, ...] = ()
     # Whether the kernel may have the form with descriptors.
     takes_turns = False
+    # Buffers whose pointer may be a descriptor.
+    read_once: frozenset[str] = frozenset()
     # Whether operands have fewer bits than float32.
     is_narrow = False
 
@@ -303,29 +324,40 @@ class _ProductBody(BodyWriter):
         # Rows do not lie over each other.
         if not axes[inner][1].is_Integer or steps[-1] < axes[inner][1]:
             return None
-        return self._descriptor(buffer, offset, [(p, axes[p][0]) for p in (*outer, inner)], side)
+        return self._descriptor(buffer, offset, [(p, *axes[p]) for p in (*outer, inner)], side)
 
     def _descriptor(
-        self, buffer: str, offset: sympy.Expr, axes: Sequence[tuple[str, sympy.Expr]], side: _Side
+        self,
+        buffer: str,
+        offset: sympy.Expr,
+        axes: Sequence[tuple[str, sympy.Expr, sympy.Expr]],
+        side: _Side,
     ) -> TiledOperand:
-        """Return an operand as the descriptor with these axes, prefixes and strides, reaches it."""
+        """Return an operand as the descriptor with these axes reaches it: prefixes, strides, and
+        how many elements.
+        """
         pointer = self.arguments.read(buffer)
-        base = f"{pointer} + {offset}" if offset else pointer
-        sizes = ", ".join(f"{prefix}numel" for prefix, _ in axes)
-        strides = ", ".join(str(stride) for _, stride in axes)
-        blocks = ["1" if p == _BATCH else f"{p.upper()}BLOCK" for p, _ in axes]
+        blocks = ["1" if p == _BATCH else f"{p.upper()}BLOCK" for p, *_ in axes]
         places = {
             _BATCH: "zblock",
             side.along: f"{side.along}block * {side.along.upper()}BLOCK",
             _SUMMED: "r0_offset",
         }
-        load = f"{{}}.load([{', '.join(places[prefix] for prefix, _ in axes)}])"
+        load = f"{{}}.load([{', '.join(places[prefix] for prefix, *_ in axes)}])"
         if len(blocks) > len(_MATRIX):
             load = f"tl.reshape({load}, [{', '.join(blocks[1:])}])"
         # Rows of the left operand, and columns of the right one, are the last axis of its block.
         if (axes[-1][0] == _SUMMED) != (side is _LEFT):
             load = f"tl.trans({load})"
-        text = f"tl.make_tensor_descriptor({base}, [{sizes}], [{strides}], [{', '.join(blocks)}])"
+        strides = [int(stride) for _, stride, _ in axes]
+        if buffer in self.read_once and not offset and all(n.is_Integer for *_, n in axes):
+            shape = tuple(int(length) for *_, length in axes)
+            block = tuple(1 if text == "1" else text for text in blocks)
+            found = HostDescriptor(pointer, shape, tuple(strides), block)
+            return TiledOperand(pointer, load, found)
+        base = f"{pointer} + {offset}" if offset else pointer
+        sizes = ", ".join(f"{prefix}numel" for prefix, *_ in axes)
+        text = f"tl.make_tensor_descriptor({base}, [{sizes}], {strides}, [{', '.join(blocks)}])"
         return TiledOperand(text, load)
 
     def _operand(self, term: Term, side: _Side, computed: list[str]) -> str:

@@ -18,16 +18,20 @@ from typing import Any, NamedTuple
 from bundler.errors import CannotLaunchStatically, DriverUnavailable
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
+from bundler.format.host_descriptors import by_place
 from bundler.format.launch_spec import Argument, LaunchFacts
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.argument_types import is_descriptor
+from bundler.runtime.launch.argument_types import is_descriptor, is_tensor
 from bundler.runtime.launch.call_key import check_address, check_memory
 from bundler.runtime.launch.drivers.driver import Driver, Launcher, Module
 from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.runtime.launch.plan import TENSOR_MAP, LaunchPlan, Piece, TensorMap
 from bundler.runtime.launch.plan_builder import plan_with
 from bundler.runtime.launch.specialization_match import bind
+
+# Addresses of a kernel's arguments whose tensor maps are kept.
+_MAX_KNOWN = 256
 
 
 class LoadedPlan(NamedTuple):
@@ -126,7 +130,7 @@ class Handle:
         debug: bool = False,
     ) -> None:
         self._loaded, self._driver, self._arguments, self._debug = loaded, driver, arguments, debug
-        self._feed = feed_of(loaded.plan, driver)
+        self._feed = feed_of(loaded, driver, arguments)
         self._packer = Packer(loaded.plan)
         self.launch = self._checked
 
@@ -179,14 +183,19 @@ class Handle:
 Feed = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def feed_of(plan: LaunchPlan, driver: Driver) -> Feed:
+def feed_of(loaded: LoadedPlan, driver: Driver, declared: Sequence[Argument]) -> Feed:
     """Return what makes of a call's arguments, one for each parameter of the function, the values
     for the launcher.
+
+    Args:
+        loaded: the kernel on its device.
+        driver: that loaded it.
+        declared: the parameters of the function.
     """
-    pieces = plan.pieces
+    pieces = loaded.plan.pieces
     if all(len(piece.path) == 1 and piece.rank is None for piece in pieces) and _one_each(pieces):
         return _picking([piece.path[0] for piece in pieces])
-    return _NestedArguments(plan, driver)
+    return _NestedArguments(loaded, driver, declared)
 
 
 def _one_each(pieces: Sequence[Piece]) -> bool:
@@ -200,11 +209,23 @@ def _picking(indices: list[int]) -> Feed:
     return lambda arguments: [arguments[index] for index in indices]
 
 
+class _Described(NamedTuple):
+    """A descriptor as drivers read it, without Triton's class: no block, which is the kernel's."""
+
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 class _NestedArguments:
     """For kernels with tuples or tensor descriptors among their arguments."""
 
-    def __init__(self, plan: LaunchPlan, driver: Driver) -> None:
-        self._plan, self._driver = plan, driver
+    def __init__(self, loaded: LoadedPlan, driver: Driver, declared: Sequence[Argument]) -> None:
+        self._plan, self._device, self._driver = loaded.plan, loaded.device, driver
+        plan = loaded.plan
+        self._described = by_place(declared)
+        # What was passed of a descriptor that the function describes, by argument and address.
+        self._known: dict[tuple[int, int], list[Any]] = {}
         maps = {tensor_map.argument: tensor_map for tensor_map in plan.tensor_maps}
         # One step an argument: its first piece, how many pieces it has, and the map that a
         # descriptor becomes.
@@ -224,16 +245,42 @@ class _NestedArguments:
                 value = value[index]
             if piece.rank is None:
                 values.append(value)
+            elif piece.path[0] in self._described and not is_descriptor(value):
+                values.extend(self._passed_again(piece, size, tensor_map, value))
             else:
                 values.extend(self._apart(piece, size, tensor_map, value))
         return values
+
+    def _passed_again(
+        self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any
+    ) -> list[Any]:
+        """Return the same for a tensor, or an address, of which the function says what is left to
+        say; the driver is asked once for each address.
+        """
+        place, ask = piece.path[0], self._driver.pointer_device
+        address = value.data_ptr() if is_tensor(value) else value
+        if type(address) is not int:
+            return self._apart(piece, size, tensor_map, value)
+        found = self._known.get((place, address))
+        if found is None:
+            # A map says nothing of where its memory lies.
+            check_memory(self._plan.kernel, piece.name, value, self._device, ask)
+            check_address(self._plan.kernel, piece.name, value, self._device, ask)
+            described = self._described[place]
+            whole = _Described(address, described.shape, described.strides)
+            found = self._apart(piece, size, tensor_map, whole)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[place, address] = found
+        return found
 
     def _apart(
         self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any
     ) -> list[Any]:
         """Return what Triton's launcher passes for a tensor descriptor."""
         rank = piece.rank or 0
-        if not is_descriptor(value) or len(value.shape) != rank or len(value.strides) != rank:
+        is_one = isinstance(value, _Described) or is_descriptor(value)
+        if not is_one or len(value.shape) != rank or len(value.strides) != rank:
             raise CannotLaunchStatically(
                 f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of"
                 f" {count(rank, 'dimension')}, got {type(value).__name__}",

@@ -16,6 +16,7 @@ from bundler.errors import CannotLaunchStatically
 from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
+from bundler.format.host_descriptors import HostDescriptor, by_place
 from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
 from bundler.runtime.launch.argument_types import (
@@ -155,6 +156,11 @@ class Specialization:
         return dict(self.facts.constants)
 
     @cached_property
+    def descriptors(self) -> Mapping[int, HostDescriptor]:
+        """The pointers that may be descriptors here, by their place."""
+        return by_place(self.arguments)
+
+    @cached_property
     def _options(self) -> dict[str, Value]:
         """The options of the compile; without the facts of it, what the launch itself needs of
         them.
@@ -228,7 +234,10 @@ class Specialization:
                 inner = (item, ArgumentType(seen.type[index], seen.key[index]), value[index])
                 yield from self._argument_differences(f"{name}[{index}]", inner, (*path, index))
             return
-        if seen.type != kind.plain():
+        if len(path) == 1 and path[0] in self.descriptors and _becomes(seen, kind.plain()):
+            if "D" not in (seen.key or ""):
+                yield f"{name} is divisible by 16, here it is not"
+        elif seen.type != kind.plain():
             yield f"{name} is {_type_words(kind)}, here {seen.type}"
         elif seen.type == CONSTEXPR:
             recorded = self.constants.get(path)
@@ -278,6 +287,14 @@ class Specialization:
             # it did not look.
             exact += isinstance(seen.key, str) == ((index,) in attributes)
         return used, exact
+
+
+def _becomes(seen: ArgumentType, kind: Any) -> bool:
+    """Whether a call's argument is a tensor of the elements of which a kernel takes a
+    descriptor.
+    """
+    element = str(seen.type).removeprefix("*")
+    return f"*{element}" == seen.type and str(kind).startswith(f"tensordesc<{element}[")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bundler.errors import NotFound, ToolchainMismatch
+from bundler.format.launch_spec import Argument
 from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.launch.call_key import (
@@ -460,7 +461,8 @@ class StaticKernel(Gridded):
         self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> BoundCall:
         values, ask = chosen.call.values, self._driver.pointer_device
-        names = tuple(argument.name for argument in chosen.specialization.arguments)
+        declared = chosen.specialization.arguments
+        names = tuple(argument.name for argument in declared)
         # A kernel that reads memory of the host, or of another device, fails long after its launch,
         # and without a name.
         for name, value in zip(names, values, strict=True):
@@ -470,7 +472,7 @@ class StaticKernel(Gridded):
         )
         remembered = self._grids.setdefault(loaded.plan.cluster, {})
         return _bind_call(
-            loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords]
+            loaded, self._driver, remembered, declared, values, [*names[: len(args)], *keywords]
         )
 
 
@@ -514,7 +516,7 @@ def _bind_call(
     loaded: LoadedPlan,
     driver: Driver,
     grids: _Grids,
-    names: tuple[str, ...],
+    declared: Sequence[Argument],
     call_values: Sequence[Any],
     given: Sequence[str],
 ) -> BoundCall:
@@ -524,10 +526,11 @@ def _bind_call(
         loaded: the kernel for the call, on its device.
         driver: that loaded it.
         grids: where sizes of grids are remembered.
-        names: of all parameters.
+        declared: all parameters.
         call_values: of all parameters, defaults among them.
         given: the names of what the call gave, in its order.
     """
+    names = tuple(argument.name for argument in declared)
     missing = {
         name: value for name, value in zip(names, call_values, strict=True) if name not in given
     }
@@ -543,7 +546,7 @@ def _bind_call(
         for index, (name, value) in enumerate(zip(names, call_values, strict=True))
         if (index,) in pointers and isinstance(value, int) and name in given
     )
-    passed, taken = _passing(loaded, driver, places, tuple(missing.values()))
+    passed, taken = _passing(loaded, driver, places, tuple(missing.values()), declared)
     return BoundCall(loaded.launcher, passed, taken, grids, addresses, names, missing, loaded)
 
 
@@ -562,7 +565,11 @@ def _bind_like(other: BoundCall, loaded: LoadedPlan, grids: _Grids) -> BoundCall
 
 
 def _passing(
-    loaded: LoadedPlan, driver: Driver, places: list[int], defaults: tuple[Any, ...]
+    loaded: LoadedPlan,
+    driver: Driver,
+    places: list[int],
+    defaults: tuple[Any, ...],
+    declared: Sequence[Argument],
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], int | bytes | None]:
     """Return what makes the launcher's values of what a call gave, in its order, and the defaults
     of the rest; and what they are as `taken`.
@@ -576,5 +583,5 @@ def _passing(
         # A size of 1 is compiled in, so that there is a gap where it stands in the call.
         if len(wanted) > 1 and max(wanted) < min(given, _MOST_PLACES):
             return operator.itemgetter(*wanted), bytes(wanted)
-    feed = feed_of(loaded.plan, driver)
+    feed = feed_of(loaded, driver, declared)
     return lambda values: feed([(values + list(defaults))[place] for place in places]), None

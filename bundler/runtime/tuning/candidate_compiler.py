@@ -47,6 +47,7 @@ from bundler.runtime.tuning.config_list import effective_on, ignored_on, keyword
 from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.descriptor_arguments import with_descriptors
 from bundler.toolchain.events import CompileEvent
 
 _LOG = logger("bundler.runtime")
@@ -79,15 +80,15 @@ class CompiledConfig:
 
 
 def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's keywords with what Triton's heuristics between a tuner and its
-    function add.
+    """Return a call's keywords with what Triton's heuristics between a tuner and its function add,
+    and with descriptors where the function takes them.
     """
     values = dict(call)
     while not hasattr(kernel, "params") and hasattr(kernel, "fn"):
         for name, heuristic in getattr(kernel, "values", {}).items():
             values[name] = heuristic(values)
         kernel = kernel.fn
-    return values
+    return with_descriptors(toolchain.innermost(kernel), values)
 
 
 def make(
@@ -406,7 +407,7 @@ class TritonCandidate(Candidate):
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        call = {**self._compiler.keywords(self.config), **values}
+        call = expand(self._compiler.kernel, {**self._compiler.keywords(self.config), **values})
         function, grid = toolchain.innermost(self._compiler.kernel), self._compiler.grid
 
         def launch() -> None:

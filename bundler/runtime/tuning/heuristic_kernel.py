@@ -19,6 +19,7 @@ from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
+from bundler.format import host_descriptors
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.runtime import grids
@@ -43,6 +44,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization, profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.argument_specs import Spec
+from bundler.toolchain.descriptor_arguments import with_descriptors
 
 MAX_KNOWN = 4096
 MAX_GRIDS = 4096
@@ -145,7 +147,7 @@ class HeuristicKernel:
         self.configs = self._fitting([*first, *candidates.configs])
         # A call gives the parameters that neither a constant nor a config does, then what only the
         # grid needs.
-        known = self.constants.keys() | self.configs[0].kwargs.keys()
+        known = {*self.constants, *self.configs[0].kwargs, host_descriptors.PARAMETER}
         self.extra_arguments = tuple(extra_arguments)
         self.arguments = (
             *(name for name in self.parameters if name not in known),
@@ -310,9 +312,8 @@ class HeuristicKernel:
         extra = {*self.extra_arguments}
         given = {name: value for name, value in bound.items() if name not in extra}
         if 0 not in grid:
-            self.fn.run(
-                **given, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False
-            )
+            call = {**given, **self.constants, **self.configs[0].kwargs}
+            self.fn.run(**with_descriptors(self.fn, call), grid=grid, warmup=False)
 
     def _first_run(self, bound: dict[str, Any]) -> None:
         if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], bound):

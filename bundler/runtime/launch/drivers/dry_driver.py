@@ -305,7 +305,8 @@ class DryDriver:
         """Return bytes that tell the descriptor's address, as no GPU is there to read a
         real map.
         """
-        address: int = descriptor.base.data_ptr()
+        base = descriptor.base
+        address: int = base if isinstance(base, int) else base.data_ptr()
         return address.to_bytes(8, "little").ljust(TENSOR_MAP_BYTES, b"\0")
 
     def record(self, launch: DryLaunch) -> None:
