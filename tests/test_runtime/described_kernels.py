@@ -13,8 +13,5 @@ def corner(
     DESCRIPTORS: tl.constexpr = ("TURNS", ("source", (64, 48), (48, 1), ("SIZE", 16))),
 ):
     rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, 16)[None, :]
-    if TURNS:
-        tile = source.load([0, 0])
-    else:
-        tile = tl.load(source + rows * 48 + columns)
+    tile = source.load([0, 0]) if TURNS else tl.load(source + rows * 48 + columns)
     tl.store(out + rows * 16 + columns, tile)
