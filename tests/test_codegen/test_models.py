@@ -28,7 +28,7 @@ from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E40
 @pytest.fixture(scope="module")
 def begun():
     """What starts the processes of models stands ready, and stays for the tests that follow."""
-    models._forked("cpu")
+    models._server("cpu", False)
 
 
 def sides(exact, eager_error=1e-6, our_error=1e-6, name="result"):

@@ -4,7 +4,7 @@
 
     python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE ASKED
 
-ASKED is no, too, time, time-starts, time-graphs, judge-graphs or start-SIDE: see `judged`.
+ASKED is no, too, time, time-graphs, judge-graphs or start-SIDE: see `judged`.
 
 Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
 second has torch compile for sizes that change, and the third takes the program of the second.
@@ -31,6 +31,7 @@ from torch import nn
 from tools.codegen import model_times
 from tools.codegen.drawn_candidates import draw_candidates
 from tools.codegen.model_judge import Tensors, flat, wrong, wrong_beside_all
+from tools.codegen.models import START
 
 Found = dict[str, Any]
 # Rows of an example.  Batch norm needs some, or its gradients are all rounding.
@@ -56,13 +57,12 @@ def judged(library: str, name: str, mode: str, device: str, inductor: str) -> It
     try:
         subject = Subject(models, name, mode, device)
         if inductor.startswith("time"):
-            task = (library, name, mode, device) if "starts" in inductor else ()
-            times = model_times.measured(subject, *task, graphs="graphs" in inductor)
+            times = model_times.measured(subject, graphs="graphs" in inductor)
             yield {"status": "", "times": times}
             return
-        if inductor.startswith(model_times.ASKED):
-            side = inductor.removeprefix(model_times.ASKED)
-            yield {"status": "", "first": model_times.first_call(subject, side)}
+        if inductor.startswith(START):
+            side = inductor.removeprefix(START)
+            yield {"status": "", "start": model_times.first_call(subject, side)}
             return
         eager, exact = subject.results(subject.model), subject.results(subject.exact())
     except LookupError as error:

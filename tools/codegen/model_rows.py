@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from tools.codegen.models import fallbacks
 from tools.shared import measurement
 from tools.shared.measurement import table
 
@@ -42,7 +43,8 @@ runs. The raw result says of which commit each line is.
 
 
 def rows(times: Mapping[str, Found]) -> list[Found]:
-    """Return what is asked for of all models, and of the worst."""
+    """Return what is asked for of all models, and of the worst; of some there are starts alone."""
+    times = {name: one for name, one in times.items() if "ours" in one}
     found = []
     for kind, (mean, most) in _MOST.items():
         ratios = {name: _ratio(one, kind) for name, one in times.items() if _has(one, kind)}
@@ -63,12 +65,17 @@ def rows(times: Mapping[str, Found]) -> list[Found]:
     if idle:
         words = f"wall time, geometric mean of {len(idle)} models that leave the GPU idle"
         found.append(_row(words, statistics.geometric_mean(idle), _MOST_OF_IDLE, "Inductor"))
+    noted = {name: one for name, one in times.items() if "fallbacks" in one["ours"]}
+    if noted:
+        names = sorted(name for name, one in noted.items() if fallbacks(one))
+        words = f"models of {len(noted)} with a graph that runs as torch has it"
+        found.append(measurement.row(words, len(names), "", names=names, most=0))
     return found
 
 
 def section(result: Found) -> str:
     """Return the section of the page: the targets, and a line for each model."""
-    times = result["times"]
+    times = {name: one for name, one in result["times"].items() if "ours" in one}
     asked = [
         [row["work"], measurement.verdict(row), row["peer"], measurement.target(row)]
         for row in result["rows"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`measured`: how long a model takes in eager mode, by Inductor and by us, in one process, in
-turns; `models --time` runs it, and `lines` are its rows.
+turns; `first_call`: how long a side takes for its first call, in a process that does nothing else.
+`models --time` and `--starts` run them, and `lines` are the rows.
 
 Wall time is that of a call between two waits for the GPU, host time that of a call which nobody
 waits for; device time is the sum over the kernels of a call, as torch's profiler has it, launched
@@ -11,7 +12,7 @@ would be part of its times.  No first call is charged for such a pause.
 
 A first start is the first call in a new process with empty caches, and a second start that in one
 that finds what the first left: ours, and Inductor with its warm caches; each side may compile on
-all cores that the process has.  `whole_s` is that call, forward and backward, with the wait for the
+all `cores` that the process has.  Models that are started side by side share the GPU.  `whole_s` is that call, forward and backward, with the wait for the
 device; `rest_s` is that without what Dynamo and AOTAutograd take, as torch's own meters have it.
 Both sides take a graph from a cache of what AOTAutograd made, so in a second start nothing of it is
 AOTAutograd's.
@@ -23,14 +24,10 @@ import copy
 import fcntl
 import functools
 import importlib
-import json
-import math
 import os
 import re
 import signal
 import statistics
-import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,8 +40,8 @@ import torch
 from torch import _dynamo as dynamo
 from torch._dynamo import utils
 
-from tools.codegen.models import TIMING_LOCK
-from tools.shared.processes import ROOT, command
+from bundler.codegen.program import FallbackCall
+from tools.codegen.models import TIMING_LOCK, fallbacks
 
 Found = dict[str, Any]
 SIDES = ("eager", "inductor", "ours")
@@ -55,8 +52,6 @@ _ROUNDS, _LEAST_ROUNDS, _ROUNDS_S = 40, 10, 4.0
 _WAIT_CYCLES = 50_000_000
 # Names of kernels of loops, ours and Inductor's: of elements, reductions and scans.
 _GENERATED = re.compile(r"triton_(?!mm|att|tem)")
-#: The sides that compile.
-STARTED = ("inductor", "ours")
 #: Names of the ratios, by the start and what of it each compares.
 START_RATIOS = {
     "first start": ("first", "whole_s"),
@@ -64,37 +59,33 @@ START_RATIOS = {
     "second start": ("second", "whole_s"),
     "second start's rest": ("second", "rest_s"),
 }
-#: What a side's process is asked for.
-ASKED = "start-"
-# The shortest counts: what else goes on only makes it longer.
-_FIRST_STARTS, _SECOND_STARTS = 1, 2
-# Variables that name the folders of caches.
-_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 
 
-def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
+def measured(subject: Any, *, graphs: bool = False) -> Found:
     """Return by side what the first example takes: `first_s`, then medians in microseconds `wall`,
     `host`, `device` and `generated`, all samples of the first two, `kernels` a call, and `peak`
-    bytes.
+    bytes; of ours also `fallbacks`, how many graphs ran as torch has them.
 
     Args:
         subject: the model.
-        task: that other processes are given which measure its starts, `first` and `second`; without
-            one nobody does.
         graphs: let both sides launch repeated calls as CUDA graphs.
     """
     from bundler.codegen.torch_backend import triton_bundler
 
     dynamo.reset()
-    mode = "reduce-overhead" if graphs else None
-    backends: dict[str, Any] = {"inductor": "inductor", "ours": triton_bundler}
+    programs: list[Any] = []
+    compiled: dict[str, Any] = {
+        "inductor": {"backend": "inductor", "mode": "reduce-overhead" if graphs else None},
+        "ours": {
+            "backend": triton_bundler,
+            "options": {"programs": programs, "graphs": graphs},
+        },
+    }
     found: Found = {side: {} for side in SIDES}
     steps, models = {}, {}
     for side in SIDES:
         model = models[side] = copy.deepcopy(subject.model)
-        called = (
-            model if side == "eager" else torch.compile(model, backend=backends[side], mode=mode)
-        )
+        called = model if side == "eager" else torch.compile(model, **compiled[side])
         steps[side] = functools.partial(subject.ran, model, called, subject.examples[0])
         started = time.perf_counter()
         steps[side]()
@@ -108,9 +99,13 @@ def measured(subject: Any, *task: str, graphs: bool = False) -> Found:
         samples = _samples(steps)
         for side, step in steps.items():
             found[side] |= samples[side] | _profiled(step) | {"peak": _peak(models[side], step)}
-        if task:
-            found |= starts(*task)
+    found["ours"]["fallbacks"] = _fallbacks(programs)
     return found
+
+
+def _fallbacks(programs: Iterable[Any]) -> int:
+    """Return how many graphs run as torch has them."""
+    return sum(isinstance(one, FallbackCall) for one in programs)
 
 
 @contextmanager
@@ -216,74 +211,59 @@ def _peak(model: torch.nn.Module, step: Callable[[], Any]) -> int:
 
 
 def ratios(times: Found) -> dict[str, float]:
-    """Return ours beside Inductor's: wall, host, device, of generated kernels, kernels, first call,
-    peak memory, and starts.
+    """Return ours beside Inductor's, of what was measured: wall, host, device, of generated
+    kernels, kernels, first call, peak memory, and starts.
     """
     names = ("wall", "host", "device", "generated", "kernels", "first_s", "peak")
-    ours, theirs = times["ours"], times["inductor"]
+    ours, theirs = times.get("ours", {}), times.get("inductor", {})
     found = {name: round(ours[name] / theirs[name], 3) for name in names if theirs.get(name)}
     return found | (start_ratios(times) if "second" in times else {})
 
 
 def lines(models: Mapping[str, Found]) -> Iterable[str]:
     """Yield a line for each model, and one with the geometric means."""
-    known = {name: ratios(one) for name, one in models.items() if "ours" in one}
+    known = {name: ratios(one) for name, one in models.items()}
     for name, one in sorted(known.items()):
-        ours = models[name]["ours"]
-        told = ", ".join(f"{key} {value:.2f}" for key, value in one.items())
-        yield f"{name}: {told}; ours wall {ours['wall']:.0f} us, device {ours['device']:.0f} us"
-    if known:
-        names = ("wall", "host", "device", "generated", "first_s", "peak", *START_RATIOS)
-        means = {
-            key: math.exp(statistics.fmean(math.log(one[key]) for one in known.values()))
-            for key in names
-            if all(one.get(key, 0) > 0 for one in known.values())
-        }
-        told = ", ".join(f"{key} {value:.3f}" for key, value in means.items())
-        yield f"geometric mean of {len(known)}: {told}"
+        ours, starts = models[name].get("ours"), models[name].get("second")
+        words = [", ".join(f"{key} {value:.2f}" for key, value in one.items())]
+        if ours:
+            words.append(f"ours wall {ours['wall']:.0f} us, device {ours['device']:.0f} us")
+        if starts:
+            words.append(f"starts on {starts['ours']['cores']} cores")
+        if fallbacks(models[name]):
+            words.append(f"FALLBACKS, graphs that run as torch has them: {fallbacks(models[name])}")
+        yield f"{name}: {'; '.join(words)}"
+    names = ("wall", "host", "device", "generated", "first_s", "peak", *START_RATIOS)
+    values = {key: [one[key] for one in known.values() if one.get(key, 0) > 0] for key in names}
+    means = [
+        f"{key} {statistics.geometric_mean(some):.3f} of {len(some)}"
+        for key, some in values.items()
+        if some
+    ]
+    if means:
+        yield f"geometric means: {', '.join(means)}"
 
 
 # ----------------------------------------------------------------------------------------- Starts
 
 
-def starts(*task: str) -> Found:
-    """Return by start and side what `first_call` says in processes of their own: with caches that
-    are empty, and with those that a first start left.
-
-    Args:
-        task: the first arguments of `model_process`: library, name, mode, device.
-    """
-    found: Found = {"first": {}, "second": {}}
-    for side in STARTED:
-        for number in range(_FIRST_STARTS):
-            with tempfile.TemporaryDirectory(prefix="start.") as folder:
-                _started(found["first"], side, *task, folder=folder)
-                for _ in range(_SECOND_STARTS if number == 0 else 0):
-                    _started(found["second"], side, *task, folder=folder)
-    return found
-
-
-def _started(found: Found, side: str, *task: str, folder: str) -> None:
-    """Start a side with the caches of a folder, and keep what is said if that was the shortest."""
-    answer = Path(folder, "answer.json")
-    line = command("tools.codegen.model_process", *task, str(answer), f"{ASKED}{side}")
-    environment = os.environ | {name: str(Path(folder, name)) for name in _CACHES}
-    environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(len(os.sched_getaffinity(0)))
-    subprocess.run(line, check=True, cwd=ROOT, capture_output=True, env=environment)
-    first = json.loads(answer.read_text())["first"]
-    if side not in found or first["whole_s"] < found[side]["whole_s"]:
-        found[side] = first
-
-
 def first_call(subject: Any, side: str) -> Found:
-    """Return what the first call of a model takes in this process, and how often it compiled,
-    lowered a graph and tuned a kernel.
+    """Return what the first call of a model takes in this process, on how many cores, and how often
+    it compiled, lowered a graph and tuned a kernel, and had a graph run as torch has it.
     """
+    cores = len(os.sched_getaffinity(0))
+    # Who forked this process has read its settings, and not this process's cores.
+    settings: Any = importlib.import_module("torch._inductor.config")
+    settings.compile_threads = cores
     importlib.import_module("torch._inductor.compile_fx")  # no start is charged for imports
     counts: Counter[str] = Counter()
+    programs: list[Any] = []
     model = copy.deepcopy(subject.model)
     with _counted(counts) as backend:
-        called = torch.compile(model, backend=backend if side == "ours" else "inductor")
+        given: Found = {"backend": "inductor"}
+        if side == "ours":
+            given = {"backend": backend, "options": {"programs": programs}}
+        called = torch.compile(model, **given)
         _wait(subject.device)
         started = time.perf_counter()
         subject.ran(model, called, subject.examples[0])
@@ -294,6 +274,8 @@ def first_call(subject: Any, side: str) -> Found:
     return {
         "whole_s": round(whole, 3),
         "rest_s": round(whole - by_torch, 3),
+        "cores": cores,
+        "fallbacks": _fallbacks(programs),
         **{name: counts[name] for name in ("compiled", "lowered", "tuned")},
     }
 

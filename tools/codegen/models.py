@@ -13,8 +13,9 @@ judges, and what is called beside what Inductor calls.
         one result of several
     python -m tools.codegen models --time --out FILE
         judges nothing: wall, host and device time beside eager mode and Inductor
-    python -m tools.codegen models --time --starts --workers 1 --only LlamaForCausalLM --out FILE
-        with first calls in new processes, of empty caches and of warm ones, on all cores
+    python -m tools.codegen models --time --starts --workers 2 --only LlamaForCausalLM --out FILE
+        first calls in new processes alone, of empty caches and of warm ones, beside the times that
+        FILE has; of two models side by side, each on half of the cores
     python -m tools.codegen models --graphs --out FILE
         judged, or timed, with repeated calls as CUDA graphs
     python -m tools.codegen models --kind cnn --time --out FILE
@@ -30,12 +31,14 @@ Each model runs in a process of its own, `model_process`, and has to be right: t
 inference in bfloat16, training in float32 with all gradients.  `cases` are uses that are no model
 of a list: autocast, dropout, checkpoints, `generate`.  Exit status 1 when something is wrong,
 raises, runs as torch has it, breaks the graph more often than with Inductor, or calls more
-operators than Inductor does, sorts and lists of tensors excepted.
+operators than Inductor does, sorts and lists of tensors excepted; of times, when a graph of ours
+ran as torch has it while they were taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import concurrent.futures
 import contextlib
 import functools
@@ -50,11 +53,13 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tools.codegen import bench_rows
 from tools.codegen.command_line import parser
@@ -67,6 +72,7 @@ Found = dict[str, Any]
 Task = tuple[str, str, str]
 KINDS = ("transformers", "timm", "cnn", "dashboard", "cases", "multi-gpu")
 MODES = ("inference", "training")
+_STARTING = threading.Lock()
 # Whose `main` a task's process runs.
 _MODULES = dict.fromkeys(("cases", "multi-gpu"), "tools.codegen.model_cases")
 _OF_LIBRARIES = "tools.codegen.model_process"
@@ -85,6 +91,12 @@ LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
 _NAME = "codegen-models"
 # The environment variable that names the file which processes lock while they measure.
 TIMING_LOCK = "BUNDLER_TIMING_LOCK"
+# The sides that compile, and what a process of one is asked for.
+STARTED = ("inductor", "ours")
+START = "start-"
+# A second start finds what the first left; the shortest of two counts: what else goes on only makes
+# it longer.
+_STARTS = ("first", "second", "second")
 # The least number of architectures of each library.
 _LEAST = 40
 # Operators that are not counted: sorts and lists of tensors are called here, and Inductor generates
@@ -123,7 +135,7 @@ def main() -> int:
     line.add_argument(
         "--starts",
         action="store_true",
-        help="with --time: first calls in new processes, too, which have all cores",
+        help="with --time: first calls in new processes instead, which share the cores",
     )
     line.add_argument(
         "--graphs",
@@ -143,6 +155,8 @@ def main() -> int:
         help="run nothing; put results of the same sources together",
     )
     options = line.parse_args()
+    if options.starts and not options.time:
+        line.error("--starts goes with --time")
     if options.check:
         return show(json.loads(options.out.read_text()), whole=True)
     if options.merge:
@@ -154,7 +168,7 @@ def main() -> int:
     if options.time:
         times = importlib.import_module("tools.codegen.model_times")
         print(*times.lines(result["times"]), sep="\n")
-        return 0
+        return int(any(map(fallbacks, result["times"].values())))
     return show(result)
 
 
@@ -249,31 +263,31 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
     waiting = [task for task in tasks if _asked(task, result, options)]
     limit_s = options.limit or LIMIT_S[options.device]
 
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     usable = sorted(os.sched_getaffinity(0))
+    share = max(1, len(usable) // options.workers)
     for number in range(options.workers):
-        cores.put(usable[number % len(usable)])
+        first = number * share % len(usable)
+        shares.put(usable[first : first + share])
 
     def answer(task: Task) -> Found | None:
         if time.monotonic() - started > options.seconds:
             return None
         wanted = _inductor_wanted(task, result, options)
-        core = cores.get()
+        cores = shares.get()
         try:
+            if options.starts:
+                return started_anew(task, options.device, limit_s, cores)
             return judged(
-                task,
-                options.device,
-                limit_s,
-                inductor=wanted,
-                core=None if options.starts else core,
-                kernels=kernels,
+                task, options.device, limit_s, inductor=wanted, cores=cores[:1], kernels=kernels
             )
         finally:
-            cores.put(core)
+            shares.put(cores)
 
     if options.drawn_candidates:
         os.environ[ASKED] = "1"
     result.setdefault("times", {})
+    _ready(options)
     # Models have kernels in common, which are compiled once.
     with (
         tempfile.TemporaryDirectory(prefix="models.kernels.") as kernels,
@@ -291,12 +305,18 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
                 f" {line(name, found, result['inductor'].get(name))}",
                 flush=True,
             )
-    answered = result["times" if options.time else "models"]
-    late = [key(task) for task in waiting if key(task) not in answered]
+    late = [key(task) for task in waiting if not _is_answered(task, result, options)]
     if late:
         print(
             f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}"
         )
+
+
+def _ready(options: argparse.Namespace) -> None:
+    """Start the servers before threads ask for them; starts wait until nobody imports any more."""
+    servers = [_server(options.device, other) for other in {False, options.starts}]
+    for server in servers if options.starts else ():
+        _begun(server, int).join()
 
 
 def _keep(name: str, found: Found, result: Found) -> None:
@@ -305,7 +325,8 @@ def _keep(name: str, found: Found, result: Found) -> None:
     if counted is not None:
         result["inductor"][name] = counted | {"torch": _torch()}
     if "times" in found:
-        result["times"][name] = found["times"]
+        # Starts stand beside times, each of the last run that took them.
+        result["times"][name] = result["times"].get(name, {}) | found["times"]
     else:
         result["models"][name] = found
 
@@ -320,18 +341,24 @@ def _seconds_before() -> dict[str, float]:
 
 
 def _asked(task: Task, result: Found, options: argparse.Namespace) -> bool:
-    if options.time:
-        return task[2] != "" and not (options.resume and key(task) in result.get("times", {}))
-    found = result["models"].get(key(task))
-    if options.again:
+    if options.time and task[2] == "":
+        return False
+    if options.again and not options.time:
+        found = result["models"].get(key(task))
         return found is not None and found["status"] != "right"
-    return found is None or not options.resume
+    return not (options.resume and _is_answered(task, result, options))
+
+
+def _is_answered(task: Task, result: Found, options: argparse.Namespace) -> bool:
+    if options.time:
+        what = "second" if options.starts else "ours"
+        return what in result.get("times", {}).get(key(task), {})
+    return key(task) in result["models"]
 
 
 def _inductor_wanted(task: Task, result: Found, options: argparse.Namespace) -> str:
     if options.time or options.graphs:
-        words = ["time" if options.time else "judge"]
-        return "-".join(words + [name for name in ("starts", "graphs") if getattr(options, name)])
+        return ("time" if options.time else "judge") + ("-graphs" if options.graphs else "")
     return "too" if _uncounted(task, result) and not options.no_inductor else "no"
 
 
@@ -346,21 +373,24 @@ def judged(
     limit_s: float,
     *,
     inductor: str,
-    core: int | None = None,
+    cores: Iterable[int] | None = None,
     kernels: str | None = None,
+    caches: str | None = None,
+    other: bool = False,
 ) -> Found:
-    """Return what a process of its own, on one core, says of a task; a crash, and more time than
-    there is, raise.
+    """Return what a process of its own says of a task; a crash, and more time than there is, raise.
 
     Args:
         task: kind, name and mode.
         device: `cuda` or `cpu`.
         limit_s: how long it may take.
-        inductor: whether what Inductor calls is counted, `no` or `too`; `time`,
-            `time-starts` and `time-graphs` take times alone, `judge-graphs` has calls as CUDA
-            graphs.
-        core: that it runs on.
+        inductor: whether what Inductor calls is counted, `no` or `too`; `time` and `time-graphs`
+            take times alone, `judge-graphs` has calls as CUDA graphs, `start-` and a side is its
+            first call.
+        cores: that it runs on; None for all.
         kernels: Triton's directory; None for one of its own.
+        caches: the folder of its caches; None for one of its own, which are empty.
+        other: let it have other hashes of strings than who is not `other`.
     """
     kind, name, mode = task
     module = _MODULES.get(kind, _OF_LIBRARIES)
@@ -370,16 +400,14 @@ def judged(
         # Who is timed compiles what it needs.
         shared = None if inductor.startswith("time") else kernels
         environment = {
-            "TRITON_CACHE_DIR": shared or str(Path(folder, "triton")),
-            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
-            "XDG_CACHE_HOME": str(Path(folder, "cache")),
+            "TRITON_CACHE_DIR": shared or str(Path(caches or folder, "triton")),
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(caches or folder, "inductor")),
+            "XDG_CACHE_HOME": str(Path(caches or folder, "cache")),
             TIMING_LOCK: str(Path(kernels or folder, "timing.lock")),
         }
         started = time.monotonic()
-        process = _forked(device).Process(
-            target=_run_here, args=(module, arguments, environment, str(log), core)
-        )
-        process.start()
+        given = (module, arguments, environment, str(log), cores)
+        process = _begun(_server(device, other), _run_here, *given)
         process.join(limit_s)
         ended = f"its process ended with {process.exitcode}"
         if process.exitcode is None:
@@ -389,9 +417,9 @@ def judged(
                 os.killpg(process.pid, signal.SIGKILL)
             process.join()
             # It may have measured, and have stopped the others for that.
-            for other in multiprocessing.active_children():
-                if other.pid is not None:
-                    os.kill(other.pid, signal.SIGCONT)
+            for stopped in multiprocessing.active_children():
+                if stopped.pid is not None:
+                    os.kill(stopped.pid, signal.SIGCONT)
         seconds = round(time.monotonic() - started, 1)
         if answer.exists() and answer.stat().st_size:
             return {**json.loads(answer.read_text()), "seconds": seconds}
@@ -399,10 +427,37 @@ def judged(
     return {"status": "raises", "error": f"{ended}: {text[-1500:]}", "seconds": seconds}
 
 
+def started_anew(task: Task, device: str, limit_s: float, cores: Iterable[int]) -> Found:
+    """Return by start and side what a first call takes in a process of its own: with caches that
+    are empty, and with those that a first start left.
+    """
+    found: Found = {"first": {}, "second": {}}
+    for side in STARTED:
+        with tempfile.TemporaryDirectory(prefix="start.") as caches:
+            for start in _STARTS:
+                said = judged(
+                    task,
+                    device,
+                    limit_s,
+                    inductor=f"{START}{side}",
+                    cores=cores,
+                    caches=caches,
+                    other=start == "second",
+                )
+                if "start" not in said:
+                    return said
+                best = found[start].setdefault(side, said["start"])
+                if said["start"]["whole_s"] < best["whole_s"]:
+                    found[start][side] = said["start"]
+    return {"status": "", "times": found}
+
+
 @functools.cache
-def _forked(device: str) -> Any:
-    """Return what starts processes that have the libraries imported, and have not looked at the
-    GPU.
+def _server(device: str, other: bool) -> forkserver.ForkServer:  # noqa: ARG001  # of the cache
+    """Return what forks processes that have the libraries imported, and have not looked at the GPU.
+
+    Those of one server have the same hashes of strings, as two runs of Python never have: `other`
+    is another one, so that nobody finds a cache by the order of a set.
     """
     environment = {
         "PYTHONPATH": python_path(),
@@ -412,20 +467,36 @@ def _forked(device: str) -> Any:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever asks CUDA itself cannot be forked any more
         **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
     }
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(_IMPORTED)
     before = dict(os.environ)
     os.environ |= environment
     try:
-        forkserver.ensure_running()
+        server.ensure_running()
     finally:
         os.environ.clear()
         os.environ |= before
-    return context
+    return server
+
+
+def _begun(server: forkserver.ForkServer, target: Callable[..., Any], *given: Any) -> Any:
+    """Return a process that a server has forked."""
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=given)
+    # multiprocessing has one server, and no way to name another.
+    with (
+        _STARTING,
+        mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
+    ):
+        process.start()
+    return process
 
 
 def _run_here(
-    module: str, arguments: list[str], environment: dict[str, str], log: str, core: int | None
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    log: str,
+    cores: Iterable[int] | None,
 ) -> None:
     """Be the process of a task."""
     os.setsid()
@@ -433,14 +504,17 @@ def _run_here(
     with open(log, "wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
     # a library did ask CUDA when it was imported
     if importlib.import_module("torch").cuda._is_in_bad_fork():  # noqa: SLF001
         # what stands there is this program
         os.execv(sys.executable, command(module, *arguments))  # noqa: S606
     sys.argv = [module, *arguments]
-    sys.exit(importlib.import_module(module).main())
+    try:
+        sys.exit(importlib.import_module(module).main())
+    finally:
+        atexit._run_exitfuncs()  # noqa: SLF001  # a forked process has to ask for it
 
 
 def save(result: Found, path: Path) -> None:
@@ -508,7 +582,20 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     for words, is_meant, most in checks:
         names = sorted(name for name, one in models.items() if is_meant(name, one))
         made.append(measurement.row(words, len(names), f"of {len(models)}", names=names, most=most))
+    times = result.get("times", {})
+    if times:
+        names = sorted(name for name, one in times.items() if fallbacks(one))
+        words = "timed with a graph that runs as torch has it"
+        made.append(measurement.row(words, len(names), f"of {len(times)}", names=names, most=0))
     return made
+
+
+def fallbacks(times: Found) -> int:
+    """Return how many graphs of ours ran as torch has them while a model was timed: the most of its
+    processes.
+    """
+    runs = (times, times.get("first", {}), times.get("second", {}))
+    return max(int(run.get("ours", {}).get("fallbacks", 0)) for run in runs)
 
 
 def _breaks(found: Found) -> int:
