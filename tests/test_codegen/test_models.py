@@ -4,10 +4,13 @@ libraries are among the slow tests.
 """
 
 import argparse
+import contextlib
 import copy
 import importlib.metadata
 import json
+import os
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from bundler.codegen import torch_backend  # noqa: E402
+from bundler.errors import BundlerError  # noqa: E402
 from tools.codegen import (  # noqa: E402
     model_cases,
     model_process,
@@ -28,7 +33,7 @@ from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E40
 @pytest.fixture(scope="module")
 def begun():
     """What starts the processes of models stands ready, and stays for the tests that follow."""
-    models._server("cpu", False)
+    models._ready(options(starts=True))
 
 
 def sides(exact, eager_error=1e-6, our_error=1e-6, name="result"):
@@ -471,6 +476,184 @@ def test_a_second_start_is_told_without_what_torch_does_before():
         "second start": 0.75,
         "second start's rest": 0.5,
     }
+
+
+_TOLD_START = """
+import atexit, json, os, sys
+from pathlib import Path
+
+def main():
+    *_, path, asked = sys.argv
+    left = Path(os.environ["XDG_CACHE_HOME"])
+    number = len(list(left.glob("*")))
+    left.mkdir(exist_ok=True)
+    atexit.register(Path(left, str(number)).touch)
+    start = {
+        # The last one is the shortest.
+        "whole_s": 9.0 - number,
+        "number": number,
+        "asked": asked,
+        "hash": hash("a"),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "threads of the server": len(os.listdir(f"/proc/{os.getppid()}/task")),
+        "imported": sorted({"torch", "timm", "torch._inductor.async_compile"} & {*sys.modules}),
+        "is forked": "forkserver" in " ".join(sys.orig_argv),
+    }
+    Path(path).write_text(json.dumps({"status": "", "start": start}))
+    return 0
+"""
+
+
+@pytest.mark.usefixtures("begun")
+def test_each_start_is_forked_and_finds_only_what_the_first_of_its_side_left(monkeypatch, tmp_path):
+    """First starts have empty caches, second ones theirs, and other hashes of strings; processes
+    are forked where no thread runs, with libraries imported but not what compiles in Inductor, and
+    end as others do.
+    """
+    (tmp_path / "told_start.py").write_text(_TOLD_START)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(models, "_OF_LIBRARIES", "told_start")
+    core = max(os.sched_getaffinity(0))
+    found = models.started_anew(("timm", "vgg", "training"), "cpu", 60.0, [core])["times"]
+    hashes = {}
+    for start, number in (("first", 0), ("second", 2)):
+        for side in models.STARTED:
+            one = found[start][side]
+            assert (one["asked"], one["number"]) == (f"start-{side}", number)
+            assert one["cores"] == [core]
+            assert one["threads of the server"] == 1
+            assert one["is forked"]
+            assert "torch" in one["imported"]
+            assert "torch._inductor.async_compile" not in one["imported"]
+            hashes.setdefault(start, set()).add(one["hash"])
+    assert len(hashes["first"]) == len(hashes["second"]) == 1
+    assert hashes["first"] != hashes["second"]
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_start_that_fails_is_a_model_that_raises(monkeypatch, tmp_path):
+    """What the process said last is told, and no start follows."""
+    (tmp_path / "failing_start.py").write_text("def main():\n    raise SystemExit('no start')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(models, "_OF_LIBRARIES", "failing_start")
+    found = models.started_anew(("timm", "vgg", "training"), "cpu", 60.0, [0])
+    assert found["status"] == "raises"
+    assert "no start" in found["error"]
+
+
+def test_starts_of_models_side_by_side_have_equal_shares_and_stand_beside_times(
+    monkeypatch, tmp_path
+):
+    """Seven cores are two shares of three; times stay, and a model with starts is not asked again.
+    Other tasks have one core.
+    """
+    shares, both = [], threading.Barrier(2, timeout=60)
+    start = {side: {"whole_s": 1.0, "rest_s": 0.5, "cores": 3} for side in models.STARTED}
+
+    def started(_task, _device, _limit_s, cores):
+        shares.append(cores)
+        both.wait()
+        return {"status": "", "times": {"first": start, "second": start}}
+
+    def judged(_task, _device, _limit_s, *, cores, **_):
+        shares.append(cores)
+        return {"status": "right"}
+
+    monkeypatch.setattr(models, "started_anew", started)
+    monkeypatch.setattr(models, "judged", judged)
+    monkeypatch.setattr(models, "_ready", lambda _: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(7)})
+    tasks = [("timm", name, "training") for name in ("vgg", "resnet18")]
+    times = {"ours": {"wall": 7.0}}
+    result = {"models": {}, "inductor": {}, "times": {"timm vgg training": times}}
+    given = options(out=tmp_path / "models.json", time=True, starts=True, resume=True)
+    for _ in range(2):
+        models.run(tasks, result, given)
+    assert sorted(shares) == [[0, 1, 2], [3, 4, 5]]
+    assert result["times"]["timm vgg training"] == times | {"first": start, "second": start}
+    assert result["times"]["timm resnet18 training"] == {"first": start, "second": start}
+    (line, *_) = model_times.lines({"resnet18": result["times"]["timm resnet18 training"]})
+    assert line == (
+        "resnet18: first start 1.00, first start's rest 1.00, second start 1.00, second start's"
+        " rest 1.00; starts on 3 cores"
+    )
+    shares.clear()
+    models.run(tasks[:1], result, options(out=tmp_path / "models.json"))
+    assert shares in ([[0]], [[3]])
+
+
+class _Timed(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8, bias=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where Inductor is imported
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_a_graph_that_runs_as_torch_has_it_is_told_beside_times(monkeypatch, falls_back):
+    """In the process that is timed, and in one that is started."""
+
+    def refuse(*_, **__):
+        raise BundlerError("no program")
+
+    if falls_back:
+        monkeypatch.setattr(torch_backend, "program_of_graph", refuse)
+    source = SimpleNamespace(
+        build=lambda *_: _Timed(),
+        inputs=lambda _name, batch, _device: {"input": torch.randn(batch, 8)},
+        loss=None,
+    )
+    subject = model_process.Subject(source, "", "inference", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(model_times, "_alone", contextlib.nullcontext)
+    monkeypatch.setattr(model_times, "_stopped", lambda *_: 0.0)
+    monkeypatch.setattr(model_times, "_profiled", lambda _: {})
+    monkeypatch.setattr(model_times, "_peak", lambda *_: 0)
+    monkeypatch.setattr(model_times, "_ROUNDS", 1)
+    settings = importlib.import_module("torch._inductor.config")
+    # Inductor's side is not what this test is about, and compiles for long.
+    compiled = torch.compile
+
+    def compile_(model, backend, **named):
+        return compiled(model, backend="eager" if backend == "inductor" else backend, **named)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    assert model_times.measured(subject)["ours"]["fallbacks"] == int(falls_back)
+    torch._dynamo.reset()
+    with settings.patch(compile_threads=0):
+        start = model_times.first_call(subject, "ours")
+        assert start["cores"] == settings.compile_threads == len(os.sched_getaffinity(0))
+    assert start["fallbacks"] == int(falls_back)
+
+
+@pytest.mark.parametrize(
+    ("where", "missed"), [(None, False), ((), True), (("first",), True), (("second",), True)]
+)
+def test_times_of_a_model_that_fell_back_miss_their_target(
+    monkeypatch, tmp_path, capsys, where, missed
+):
+    """`--time` says so and ends with 1, as does `--check`; so do the rows of the page."""
+
+    def timed():
+        theirs = {"wall": 1.0, "device": 1.0, "first_s": 1.0, "peak": 1}
+        return {"inductor": {**theirs}, "ours": {**theirs, "fallbacks": 0}}
+
+    start = {"whole_s": 1.0, "rest_s": 0.5, "cores": 3, "fallbacks": 0}
+    starts = {name: {side: {**start} for side in models.STARTED} for name in ("first", "second")}
+    times = {"timm vgg training": {**timed(), **starts}}
+    if where is not None:
+        one = times["timm vgg training"]
+        (one[where[0]] if where else one)["ours"]["fallbacks"] = 2
+    monkeypatch.setattr(models, "run", lambda *_: None)
+    path = tmp_path / "models.json"
+    result = {"models": {}, "inductor": {}, "times": times}
+    result |= {"sources": models.sources(), "device": "cuda"}
+    path.write_text(json.dumps(result))
+    monkeypatch.setattr(sys, "argv", ["models", "--time", "--out", str(path)])
+    assert models.main() == missed
+    assert ("FALLBACKS, graphs that run as torch has them: 2" in capsys.readouterr().out) == missed
+    assert models.show(result) == missed
+    (row,) = (one for one in model_rows.rows(times) if "runs as torch has it" in one["work"])
+    assert row["ok"] == (not missed)
 
 
 @pytest.mark.slow  # timm and transformers are imported
