@@ -93,7 +93,7 @@ _NUMBERS = frozenset(
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-_IMAGE_DIMENSIONS = 4
+_IMAGE_DIMENSIONS, _SEQUENCE_DIMENSIONS = 4, 3
 _CONVERSIONS = frozenset({"aten._to_copy.default", "prims.convert_element_type.default"})
 _ASSEMBLY = "inline_asm_elementwise"
 _SCAN = "associative_scan"
@@ -567,6 +567,15 @@ class _Reader:
         found = self._graph.builder.placed(tensor, strides)
         return replace(found, layout=replace(found.layout, strides=strides)) if exact else found
 
+    def _in_rows(self, tensor: LazyTensor) -> Reference:
+        """Return where a convolution is given a tensor: sequences, and weights of them, in rows,
+        since torch would copy them into rows in front of each convolution that reads them.
+        """
+        builder = self._graph.builder
+        if len(tensor.sizes) != _SEQUENCE_DIMENSIONS:
+            return builder.reference(tensor)
+        return builder.placed(tensor, contiguous_strides(tensor.sizes))
+
     def _own_strides(
         self, node: fx.Node, tensor: LazyTensor, value: torch.Tensor
     ) -> Strides | None:
@@ -885,9 +894,9 @@ class _Reader:
 
     def _place(self, node: fx.Node) -> Callable[[LazyTensor], Reference] | None:
         """Return where a node that is called is given tensors, None for where torch has them."""
-        if not self._is_laid_out(node):
-            return None
-        return partial(self._in_channels_last, exact=has_one_channel(node))
+        if self._is_laid_out(node):
+            return partial(self._in_channels_last, exact=has_one_channel(node))
+        return self._in_rows if node.target is torch.ops.aten.convolution.default else None
 
     def _argument(self, item: Any) -> Any:
         if isinstance(item, fx.Node):

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from bundler.codegen.channels_last import CALLERS_RESULTS  # noqa: E402
 from bundler.codegen.program import generate, program_of_graph  # noqa: E402
-from bundler.runtime.program.program_plan import Launch, OperatorStep  # noqa: E402
+from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep  # noqa: E402
 
 CONVOLUTION = "aten.convolution.default"
 
@@ -289,6 +289,25 @@ def test_training_follows_inductors_rules(images, weight, groups, expected):
         assert {are_channels_last(spec) for spec in specs} == {expected}
     else:
         assert are_channels_last(specs[0]) is expected
+
+
+def test_sequences_are_put_in_rows_once():
+    """torch copies a permuted sequence in front of each convolution, by a slower kernel; of images
+    it copies none.
+    """
+
+    def function(x, *weights):
+        turned = (x + 1).transpose(1, 2)
+        return [F.conv1d(turned, weight, groups=4) for weight in weights]
+
+    weights = [torch.ones(16, 4, 1) for _ in range(3)]
+    steps = steps_of(function, torch.ones(2, 10, 16), *weights)
+    given = [call.arguments[0] for call in operators(steps)]
+    assert [one["spec"] for one in given] == [None] * 3
+    assert len({one["buffer"] for one in given}) == 1
+    (made,) = {one.name: one for one in steps if isinstance(one, Allocate)}.values()
+    assert made.spec.strides == (160, 10, 1)
+    assert len([one for one in steps if isinstance(one, Launch)]) == 1
 
 
 def test_sizes_that_change_are_left_as_they_are():
