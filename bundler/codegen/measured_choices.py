@@ -223,7 +223,7 @@ def _about(parts: Parts) -> tuple[str, ...]:
 
 def _milliseconds(clock: Clock, launch: FormLaunch, _: tuple[Any, ...]) -> float:
     launch.prepare()
-    return clock.sample(launch, _nothing).median_ms
+    return clock.sample(launch, _nothing).compared_ms
 
 
 def _nothing() -> None:

@@ -415,7 +415,7 @@ def _time_on_clones(kernel: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 def _time_in_place(form: Callable[..., Any], args: tuple[Any, ...]) -> float:
     """Return the milliseconds of a form that may run again and again."""
-    return CudaClock(rep_ms=_REP_MS).sample(lambda: form(*args), lambda: None).median_ms
+    return CudaClock(rep_ms=_REP_MS).sample(lambda: form(*args), lambda: None).compared_ms
 
 
 def _interpret(kernel: HeuristicKernel, *args: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bundler.errors import CompileFailed, DriverError, NoValidConfig
 from bundler.format.entries import Target
 from bundler.runtime import Config, Descent, Space, TunerOptions
-from bundler.runtime.tuning.benchmark import Sample
+from bundler.runtime.tuning.benchmark import Sample, summary
 from bundler.runtime.tuning.candidate_compiler import Refused
 from bundler.runtime.tuning.config_list import ListedConfigs
 from bundler.runtime.tuning.occupancy import Occupancy
@@ -93,6 +93,15 @@ def test_every_config_is_timed_once_and_the_fastest_wins():
         1_000_000,
         2_000_000,
     ]
+
+
+def test_what_else_the_gpu_runs_decides_nothing():
+    """Most launches of the fastest config were disturbed, and none of a slower one."""
+    launches = {BLOCKS[0]: [3.0] * 10, BLOCKS[1]: [1.0] * 4 + [9.0] * 6, BLOCKS[2]: [2.0] * 10}
+    outcome = search(FakeCompiler(), lambda made: summary(launches[made.config])).run(BLOCKS[:3])
+    assert outcome.winner.config == BLOCKS[1]
+    (found,) = (one for one in outcome.timings if one.low_ns == 1_000_000)
+    assert (found.time_ns, found.high_ns) == (9_000_000, 9_000_000)
 
 
 def test_the_first_of_equally_fast_configs_wins():

@@ -235,7 +235,7 @@ class Search:
             )
         times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
-        return sample.median_ms, replace(
+        return sample.compared_ms, replace(
             blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0)
         )
 
