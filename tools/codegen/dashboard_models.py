@@ -96,7 +96,7 @@ _OF_TRANSFORMERS = {
     "Deberta": Row(8, 512, {}, _INFERENCE),
     "GPTNeoForCausalLM": Row(2, 512, {}, _INFERENCE),
     "ModernBert": Row(8, 512, {}, _INFERENCE),
-    "Mpnet": Row(8, 512, {}, _INFERENCE),
+    "Mpnet": Row(8, 512, {"max_position_embeddings": 514}, _INFERENCE),
     "RoFormer": Row(8, 512, {}, _INFERENCE),
     "SqueezeBert": Row(8, 512, {}, _INFERENCE),
 }

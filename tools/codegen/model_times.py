@@ -41,6 +41,7 @@ from torch import _dynamo as dynamo
 from torch._dynamo import utils
 
 from bundler.codegen.program import FallbackCall
+from tools.codegen.model_rows import START_RATIOS, start_ratio
 from tools.codegen.models import TIMING_LOCK, fallbacks
 
 Found = dict[str, Any]
@@ -52,13 +53,6 @@ _ROUNDS, _LEAST_ROUNDS, _ROUNDS_S = 40, 10, 4.0
 _WAIT_CYCLES = 50_000_000
 # Names of kernels of loops, ours and Inductor's: of elements, reductions and scans.
 _GENERATED = re.compile(r"triton_(?!mm|att|tem)")
-#: Names of the ratios, by the start and what of it each compares.
-START_RATIOS = {
-    "first start": ("first", "whole_s"),
-    "first start's rest": ("first", "rest_s"),
-    "second start": ("second", "whole_s"),
-    "second start's rest": ("second", "rest_s"),
-}
 
 
 def measured(subject: Any, *, graphs: bool = False) -> Found:
@@ -340,9 +334,5 @@ def _counted(counts: Counter[str]) -> Iterator[Callable[..., Any]]:
 
 def start_ratios(times: Found) -> dict[str, float]:
     """Return ours beside Inductor's."""
-    found = {}
-    for name, (start, what) in START_RATIOS.items():
-        ours, theirs = (times[start][side][what] for side in ("ours", "inductor"))
-        if theirs > 0:
-            found[name] = round(ours / theirs, 3)
-    return found
+    ratios = {name: start_ratio(times, name) for name in START_RATIOS}
+    return {name: round(ratio, 3) for name, ratio in ratios.items() if ratio is not None}

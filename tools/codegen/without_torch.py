@@ -13,7 +13,7 @@ torch are farther apart than twice its own error; the time a token beside
 torch.compile(mode="reduce-overhead"); the time from the start of a process to its first token
 beside torch.compile's from cold and from warm caches; and memory.  Of BERT and the ViT, which
 `encoder_sides.py` has, one example at a time or eight, the numbers are judged by the same rule, and
-times and memory likewise.  Builds, references and cold starts of all models run side by side,
+times and memory likewise; eight may take as long as torch.compile's.  Builds, references and cold starts of all models run side by side,
 what is timed beside torch.compile's warm start by itself.  Models that are not named keep what the
 result has of them.  With `--check` nothing runs, and the exit status is 1 where the result misses a
 target.
@@ -42,13 +42,16 @@ from tools.shared import measurement
 from tools.shared.processes import ROOT
 
 NAME = "codegen-without-torch"
-LLAMA, ENCODERS = "llama", ("bert-base", "vit-base", "bert-base-8", "vit-base-8")
+_SEVERAL = ("bert-base-8", "vit-base-8")
+LLAMA, ENCODERS = "llama", ("bert-base", "vit-base", *_SEVERAL)
 # Builds, references and cold starts that run side by side: each has cores enough, and memory.
 _AT_ONCE = 5
 SIDES = ("greedy", "ours", "eager", "cold", "warm")
 #: The dashboard's tolerance of inference, and its factor of half precision.
 TOLERANCE, FACTOR = 1e-3, 3.0
 MOST_TIME, MOST_START_S, SPARE_BYTES = 0.8, 2.0, 64 << 20
+#: Of several examples at a time, which cuBLAS has the larger part of.
+MOST_TIME_OF_SEVERAL = 1.0
 #: Both fail where they are imported.
 _WITHOUT = "import sys; sys.modules |= dict.fromkeys(('torch', 'triton')); import runpy; "
 
@@ -223,7 +226,8 @@ def missed(result: dict[str, Any]) -> list[str]:
     """Return the targets that a result misses, in words."""
     found = _llama_missed(result) if "logits" in result else []
     for name, one in result.get("models", {}).items():
-        found += [f"{name}: {words}" for words in _encoder_missed(one)]
+        most = MOST_TIME_OF_SEVERAL if name in _SEVERAL else MOST_TIME
+        found += [f"{name}: {words}" for words in _encoder_missed(one, most)]
     return found
 
 
@@ -235,22 +239,26 @@ def _llama_missed(result: dict[str, Any]) -> list[str]:
         found.append("tokens are not eager torch's")
     theirs = min(result[kind]["ms_a_token"] for kind in ("cold", "warm"))
     ratio, first_s = result["ours"]["ms_a_token"] / theirs, result["greedy"]["first_token_s"]
-    return found + _beyond("token", ratio, first_s, result["memory"])
+    return found + _beyond("token", (ratio, MOST_TIME), first_s, result["memory"])
 
 
-def _encoder_missed(result: dict[str, Any]) -> list[str]:
+def _encoder_missed(result: dict[str, Any], most: float) -> list[str]:
     wrong = not result["results"]["off"] <= result["results"]["allowed"]
     theirs = min(result[kind]["ms"] for kind in ("cold", "warm") if kind in result)
     ours = result["ours"]
-    beyond = _beyond("result", ours["ms"] / theirs, ours["first_s"], result["memory"])
+    beyond = _beyond("result", (ours["ms"] / theirs, most), ours["first_s"], result["memory"])
     return ["results are too far from float64's"] * wrong + beyond
 
 
-def _beyond(what: str, ratio: float, first_s: float, room: dict[str, int]) -> list[str]:
-    """Return which bounds of time and memory are exceeded."""
-    found = []
-    if ratio > MOST_TIME:
-        found.append(f"a {what} takes more than {MOST_TIME} of torch.compile's time")
+def _beyond(
+    what: str, time: tuple[float, float], first_s: float, room: dict[str, int]
+) -> list[str]:
+    """Return which bounds of time and memory are exceeded; the time with the most that it may
+    take.
+    """
+    found, (ratio, most) = [], time
+    if ratio > most:
+        found.append(f"a {what} takes more than {most} of torch.compile's time")
     if first_s > MOST_START_S:
         found.append(f"the first {what} comes after more than {MOST_START_S} s")
     if room["used"] > room["weights"] + room["state"] + room["step"] + SPARE_BYTES:
