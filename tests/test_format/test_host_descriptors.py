@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a function says of the descriptors that the host makes for it: what is read, and what is
 left alone because it says something else.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel that says of its pointer what descriptor the host makes of it."""
 
 import triton

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that take a descriptor in the place of a pointer: calls pass the tensor, whichever form a
 config has, and what reaches the driver is what a descriptor of Triton's would be.
 """

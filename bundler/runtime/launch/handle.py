@@ -209,7 +209,7 @@ def _picking(indices: list[int]) -> Feed:
     return lambda arguments: [arguments[index] for index in indices]
 
 
-class _Described(NamedTuple):
+class _AtAddress(NamedTuple):
     """A descriptor as drivers read it, without Triton's class: no block, which is the kernel's."""
 
     base: int
@@ -267,7 +267,7 @@ class _NestedArguments:
             check_memory(self._plan.kernel, piece.name, value, self._device, ask)
             check_address(self._plan.kernel, piece.name, value, self._device, ask)
             described = self._described[place]
-            whole = _Described(address, described.shape, described.strides)
+            whole = _AtAddress(address, described.shape, described.strides)
             found = self._apart(piece, size, tensor_map, whole)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
@@ -279,7 +279,7 @@ class _NestedArguments:
     ) -> list[Any]:
         """Return what Triton's launcher passes for a tensor descriptor."""
         rank = piece.rank or 0
-        is_one = isinstance(value, _Described) or is_descriptor(value)
+        is_one = isinstance(value, _AtAddress) or is_descriptor(value)
         if not is_one or len(value.shape) != rank or len(value.strides) != rank:
             raise CannotLaunchStatically(
                 f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of"

@@ -156,7 +156,7 @@ class Specialization:
         return dict(self.facts.constants)
 
     @cached_property
-    def descriptors(self) -> Mapping[int, HostDescriptor]:
+    def _descriptors(self) -> Mapping[int, HostDescriptor]:
         """The pointers that may be descriptors here, by their place."""
         return by_place(self.arguments)
 
@@ -234,7 +234,7 @@ class Specialization:
                 inner = (item, ArgumentType(seen.type[index], seen.key[index]), value[index])
                 yield from self._argument_differences(f"{name}[{index}]", inner, (*path, index))
             return
-        if len(path) == 1 and path[0] in self.descriptors and _becomes(seen, kind.plain()):
+        if len(path) == 1 and path[0] in self._descriptors and _becomes(seen, kind.plain()):
             if "D" not in (seen.key or ""):
                 yield f"{name} is divisible by 16, here it is not"
         elif seen.type != kind.plain():
