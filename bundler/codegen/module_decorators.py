@@ -110,6 +110,8 @@ def heuristic(
         tma_min_blocks=tma_min_blocks or {},
         row_products=row_products,
         unmeasured=unmeasured,
+        # Elements have two axes where memory runs along either, or where descriptors want them.
+        crossed=kind == "pointwise" and len(size_hints) == 2 and not tma_min_blocks,  # noqa: PLR2004
     )
 
     def decorate(fn: Any) -> ModuleKernel:

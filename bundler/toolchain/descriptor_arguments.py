@@ -24,7 +24,7 @@ def with_descriptors(function: Any, call: Mapping[str, Any]) -> dict[str, Any]:
         function: a JIT function, or an interpreted one.
         call: every argument by name, and options.
     """
-    found = _declared(function)
+    found = declared_by(function)
     if found is None or not call.get(found.condition):
         return dict(call)
     return dict(call) | {
@@ -36,7 +36,8 @@ def with_descriptors(function: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _declared(function: Any) -> Declared | None:
+def declared_by(function: Any) -> Declared | None:
+    """Return which pointers a function declares to be descriptors, None where it declares none."""
     if PARAMETER not in function.arg_names:
         return None
     parameter = inspect.signature(function.fn).parameters[PARAMETER]

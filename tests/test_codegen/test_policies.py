@@ -111,6 +111,20 @@ def test_a_search_is_tried_with_one_element_for_each_thread():
     assert not kernel_of()[0].facts.one_element_per_thread
 
 
+def test_tensors_that_lie_across_each_other_have_no_narrow_tiles():
+    """One that runs along x for all of them has no second axis at all."""
+    inputs = [torch.empty(6, 64, 96, device="meta"), torch.empty(6, 96, 64, device="meta")]
+
+    def function(a, b):
+        return (a + b.mT).relu() + a.sin() * b.mT
+
+    (found,) = generate(function, inputs).modules.values()
+    assert found.facts.crossed
+    assert len(found.on(H100).configs) == 4
+    assert all(1 not in config.kwargs.values() for config in found.on(H100).configs)
+    assert not kernel_of()[0].facts.crossed
+
+
 def test_a_fixed_tile_spans_neighbours_where_memory_runs_across_the_rows():
     """With one column for each program every read would bring elements that nobody needs."""
     kernel = kernel_of("across", deterministic=True)[0]

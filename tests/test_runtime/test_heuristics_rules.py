@@ -134,6 +134,21 @@ def test_pointwise_kernels_are_tuned_under_a_deterministic_policy():
     assert len(pointwise_configs({"x": 2**20}, setting(deterministic=True))) == 2
 
 
+def test_a_kernel_whose_tensors_lie_across_each_other_has_no_lines():
+    """A tile along one axis alone suits half of what it reads; along a short axis it is whole."""
+
+    def lines(hints, *, crossed=True, **policy):
+        setting = Setting(H200, Facts(crossed=crossed), Policy(**policy))
+        blocks = [config.kwargs for config in pointwise_configs(hints, setting)]
+        return sum(1 in (one["XBLOCK"], one["YBLOCK"]) for one in blocks), len(blocks)
+
+    assert lines({"x": 1024, "y": 8192}) == (0, 4)
+    assert lines({"x": 1024, "y": 8192}, crossed=False) == (2, 6)
+    assert lines({"x": 1024, "y": 8192}, max_autotune=True) == (2, 6)
+    assert lines({"x": 8, "y": 8192})[0] == 1
+    assert lines({"x": 8192, "y": 8})[0] == 1
+
+
 def test_descriptor_floors():
     """A copy of the first, raised, and those that are large enough; a floor for something else is
     an error.

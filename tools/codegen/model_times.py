@@ -12,8 +12,9 @@ would be part of its times.  No first call is charged for such a pause.
 
 A first start is the first call in a new process with empty caches, and a second start that in one
 that finds what the first left: ours, and Inductor with its warm caches; each side may compile on
-all `cores` that the process has.  Models that are started side by side share the GPU.  `whole_s` is that call, forward and backward, with the wait for the
-device; `rest_s` is that without what Dynamo and AOTAutograd take, as torch's own meters have it.
+all `cores` that the process has.  Models that are started side by side share the GPU.  `whole_s`
+is that call, forward and backward, with the wait for the device; `rest_s` is that without what
+Dynamo and AOTAutograd take, as torch's own meters have it.
 Both sides take a graph from a cache of what AOTAutograd made, so in a second start nothing of it is
 AOTAutograd's.
 """

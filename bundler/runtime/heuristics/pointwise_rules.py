@@ -16,6 +16,8 @@ from bundler.runtime.heuristics.facts import Setting, SizeHints, TileHint
 from bundler.runtime.heuristics.tiles import meet_descriptor_floors, pointwise_tile
 
 _LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128
+# Elements along an axis of which a tile has to have more than one.
+_LONG = 16
 _FINE = 64  # elements of a warp where more warps may hide latency better
 
 
@@ -89,7 +91,18 @@ def _two_axes(hints: SizeHints, setting: Setting, block: int, hint: TileHint) ->
         configs += [tile(64, 32), tile(128, 16), tile(128, 32), tile(32, 512)]
     if device.is_xpu:
         configs += [tile(32, 32, warps=8), tile(4, 256)]
+    if setting.facts.crossed and not policy.max_autotune:
+        return [config for config in configs if not _is_line(config, hints)]
     return configs
+
+
+def _is_line(config: Config, hints: SizeHints) -> bool:
+    """Whether a tile has one element along an axis that has many: of what lies along that axis each
+    program takes some bytes of a sector. On an H200 such tiles took 1.3 to 7 times as long as
+    squares, in four kernels that add transposed tensors.
+    """
+    blocks = {axis: config.kwargs[f"{axis.upper()}BLOCK"] for axis in "xy"}
+    return any(block == 1 and hints[axis] >= _LONG for axis, block in blocks.items())
 
 
 def _three_axes(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -> list[Config]:

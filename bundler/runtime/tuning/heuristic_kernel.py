@@ -19,8 +19,8 @@ from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.job_futures import CompileFuture, JoinedFuture
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError
-from bundler.format import host_descriptors
 from bundler.format.entries import Target
+from bundler.format.host_descriptors import PARAMETER
 from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.configs import Config, unique
@@ -44,7 +44,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization, profiler_hooks
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.argument_specs import Spec
-from bundler.toolchain.descriptor_arguments import with_descriptors
+from bundler.toolchain.descriptor_arguments import declared_by, with_descriptors
 
 MAX_KNOWN = 4096
 MAX_GRIDS = 4096
@@ -147,7 +147,9 @@ class HeuristicKernel:
         self.configs = self._fitting([*first, *candidates.configs])
         # A call gives the parameters that neither a constant nor a config does, then what only the
         # grid needs.
-        known = {*self.constants, *self.configs[0].kwargs, host_descriptors.PARAMETER}
+        known = {*self.constants, *self.configs[0].kwargs}
+        if declared_by(toolchain.innermost(fn)) is not None:
+            known.add(PARAMETER)
         self.extra_arguments = tuple(extra_arguments)
         self.arguments = (
             *(name for name in self.parameters if name not in known),
