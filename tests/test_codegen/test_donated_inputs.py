@@ -34,6 +34,7 @@ from bundler.runtime.program.program_plan import (  # noqa: E402
 SPEC = TensorSpec("float32", (4, 8), (8, 1))
 
 
+@pytest.mark.slow  # two processes compile models in the interpreter
 def test_gradients_are_eager_torchs_and_what_others_have_is_left(interpreted, tmp_path):
     """So they are in another process, by programs that the first one kept."""
     for _ in range(2):
