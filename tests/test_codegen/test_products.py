@@ -41,19 +41,21 @@ def test_numbers_are_those_of_float64_within_a_bound(interpreted):
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
-def test_numbers_of_operands_that_are_computed_split_scaled_or_cut(interpreted):
-    """Operands computed where they are loaded, sums in pieces, 8-bit floats, patches of images."""
-    cases = ("prologues", "wide_prologues", "split_sums", "scaled", "patches", "turns", "siblings")
+def test_numbers_of_operands_that_are_computed_scaled_or_cut(interpreted):
+    """Operands computed where they are loaded, 8-bit floats, patches of images."""
+    cases = ("prologues", "wide_prologues", "scaled", "patches", "turns", "siblings")
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cases", [("100",), ("other_dtypes", "changing_sizes", "measured", "modules")], ids=" ".join
+    "cases",
+    [("100",), ("split_sums", "other_dtypes", "changing_sizes", "measured", "modules")],
+    ids=" ".join,
 )
 def test_any_shape_any_strides_any_module(interpreted, cases):
-    """Drawn: no rows, one, odd ones; transposed, sliced, repeated, computed; each dtype. Integers,
-    sizes that change, and whole modules.
+    """Drawn: no rows, one, odd ones; transposed, sliced, repeated, computed; each dtype. Sums in
+    pieces, integers, sizes that change, and whole modules.
     """
     assert interpreted("product_worker.py", *cases).strip() == str(len(cases))
 
