@@ -571,6 +571,9 @@ def turns():
         (F.linear, [framed(70, 48, half), framed(40, 48, half), drawn(40, dtype=half)]),
         (lambda a, b: (a.t() @ b).relu(), [framed(48, 72, half), framed(48, 40, half)]),
         (torch.mm, [drawn(9, 80).half(), framed(80, 33, torch.float16)]),
+        # A pointer that something else is read by, too, stays one.
+        (lambda a: a @ a.t(), [drawn(40, 48, dtype=half)]),
+        (lambda a, b: a @ b + a, [drawn(33, 48, dtype=half), drawn(48, 48, dtype=half)]),
         (lambda a, b: a[2:, 8:56] @ b[:, 16:48], [drawn(9, 64).half(), drawn(48, 64).half()]),
         (torch.bmm, [drawn(3, 70, 48, dtype=half), drawn(3, 40, 48, dtype=half).mT]),
         (
