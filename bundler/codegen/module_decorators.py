@@ -111,7 +111,7 @@ def heuristic(
         row_products=row_products,
         unmeasured=unmeasured,
         # Elements have two axes where memory runs along either, or where descriptors want them.
-        crossed=kind == "pointwise" and len(size_hints) == 2 and not tma_min_blocks,  # noqa: PLR2004
+        crossed=kind == "pointwise" and {*size_hints} == {"x", "y"} and not tma_min_blocks,
     )
 
     def decorate(fn: Any) -> ModuleKernel:

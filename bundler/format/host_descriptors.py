@@ -22,7 +22,6 @@ from bundler.format.launch_spec import Argument
 
 #: The parameter whose default says it.
 PARAMETER = "DESCRIPTORS"
-_MAX_RANK = 5
 
 
 class HostDescriptor(NamedTuple):
@@ -81,7 +80,7 @@ def _descriptor(item: Any) -> HostDescriptor | None:
     is_one = (
         isinstance(name, str)
         and all(isinstance(side, tuple) and len(side) == rank for side in sides)
-        and 0 < rank <= _MAX_RANK
+        and rank > 0
         and all(type(number) is int and number >= 0 for number in (*shape, *strides))
         and all(type(size) in {int, str} for size in block)
     )

@@ -15,8 +15,8 @@ beside torch.compile's from cold and from warm caches; and memory.  Of BERT and 
 `encoder_sides.py` has, one example at a time or eight, the numbers are judged by the same rule, and
 times and memory likewise; eight may take as long as torch.compile's.  Builds, references and cold
 starts of all models run side by side, what is timed beside torch.compile's warm start by itself.
-Models that are not named keep what the result has of them.  With `--check` nothing runs, and the exit status is 1 where the result misses a
-target.
+Models that are not named keep what the result has of them.  With `--check` nothing runs, and the
+exit status is 1 where the result misses a target.
 """
 
 from __future__ import annotations

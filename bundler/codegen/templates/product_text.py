@@ -9,9 +9,9 @@ the same few rows and columns, which stay in the cache.
 Where tensor descriptors reach both operands, a kernel has a second form, which `PROGRAMS` chooses:
 so many programs take block after block, and the engine for bulk copies (TMA) brings the operands of
 the next one while a program computes of the last one what follows the sum. 0 stands for the first
-form, a program for each block, with pointers. The host makes the descriptors where all that they say
-is known beforehand: a launch passes them in the place of the pointers, and each saves a program most
-of a microsecond.
+form, a program for each block, with pointers. The host makes the descriptors where all that they
+say is known beforehand: a launch passes them in the place of the pointers, and each saves a program
+most of a microsecond.
 
 `product_kernel` fills them in.
 """

@@ -88,8 +88,8 @@ class Facts:
         min_elem_per_thread: least elements of a thread, for conversions that need several at once.
         one_element_per_thread: try tiles with an element for each thread (searches in sorted
             boundaries gain by it).
-        crossed: of a pointwise kernel over two axes, memory runs along one axis for some tensors and
-            along the other one for others, so no tile that is short along an axis suits both.
+        crossed: of a pointwise kernel over two axes, memory runs along one axis for some tensors
+            and along the other one for others, so no tile that is short along an axis suits both.
         atomic_add: the kernel adds atomically.
         no_x_dim: the kernel handles one x at a time and has no block for it.
         contiguous_row: some load or store runs along the reduced dimension.

@@ -222,15 +222,14 @@ class _NestedArguments:
 
     def __init__(self, loaded: LoadedPlan, driver: Driver, declared: Sequence[Argument]) -> None:
         self._plan, self._device, self._driver = loaded.plan, loaded.device, driver
-        plan = loaded.plan
         self._described = by_place(declared)
         # What was passed of a descriptor that the function describes, by argument and address.
         self._known: dict[tuple[int, int], list[Any]] = {}
-        maps = {tensor_map.argument: tensor_map for tensor_map in plan.tensor_maps}
+        maps = {tensor_map.argument: tensor_map for tensor_map in loaded.plan.tensor_maps}
         # One step an argument: its first piece, how many pieces it has, and the map that a
         # descriptor becomes.
         self._steps: list[tuple[Piece, int, TensorMap | None]] = []
-        for number, piece in enumerate(plan.pieces):
+        for number, piece in enumerate(loaded.plan.pieces):
             if piece.rank is not None or not self._steps or self._steps[-1][0].path != piece.path:
                 self._steps.append((piece, 1, maps.get(number)))
             else:
@@ -246,16 +245,16 @@ class _NestedArguments:
             if piece.rank is None:
                 values.append(value)
             elif piece.path[0] in self._described and not is_descriptor(value):
-                values.extend(self._passed_again(piece, size, tensor_map, value))
+                values.extend(self._described_values(piece, size, tensor_map, value))
             else:
                 values.extend(self._apart(piece, size, tensor_map, value))
         return values
 
-    def _passed_again(
+    def _described_values(
         self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any
     ) -> list[Any]:
-        """Return the same for a tensor, or an address, of which the function says what is left to
-        say; the driver is asked once for each address.
+        """Return what is passed for a tensor, or an address, in the place of which the function
+        declares a descriptor; the driver is asked once for each address.
         """
         place, ask = piece.path[0], self._driver.pointer_device
         address = value.data_ptr() if is_tensor(value) else value
